@@ -198,6 +198,7 @@ class Ledger:
         self.violations: list[Violation] = []
         self.unchecked: set[str] = set()
         self.excused: set[Identity] = set()  # removed by retention, damage or a restore
+        self.missed: dict[str, set[Identity]] = {}  # by node: those that it reported as a range of offsets of a log
         self.forged: set[Identity] = set()  # made by a hostile peer
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
@@ -286,6 +287,13 @@ class Ledger:
         if accounts and all(each.got.issuperset(missing) for each in accounts):
             self.broken(GAP_REAL, node, f"{_range(gap)} was reported missing, but every subscription had received it")
 
+    def range_reported(self, node: str, log_id: int, after: int, until: int) -> None:
+        """A node reported that a log no longer has events between two offsets. It cannot name them."""
+        missed = self.missed.setdefault(node, set())
+        for name in [disk.name for disk in self.disks.values() if disk.log_id == log_id]:
+            found = [self._offsets.get((name, offset)) for offset in range(after + 1, until + 1)]
+            missed.update(each for each in found if each in self.excused)
+
     def acknowledged_up_to(self, node: str, durable: str) -> int:
         """Return the stored position of a durable subscription."""
         disk = self.disks.get(node)
@@ -350,7 +358,7 @@ class Ledger:
         ):
             # A durable subscription must receive what its publisher's log still has.
             return account.durable is None or not published.has_log or identity in self.excused
-        return identity in self.excused and self.counted(account.node, "gaps_unrepaired") > 0
+        return identity in self.missed.get(account.node, ())
 
     def _exists(self, identity: Identity, published: Published) -> None:
         known = self.published.get(identity)

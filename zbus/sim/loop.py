@@ -71,6 +71,11 @@ class Process:
         self.context = copy_context()
         self.context.run(current_process.set, self)
 
+    @property
+    def node(self) -> str:
+        """The name of its node."""
+        return self.name.rpartition("#")[0]
+
     def kill(self) -> None:
         """Stop at once. Nothing of this process runs again."""
         self.alive, self.halted = False, True
