@@ -38,7 +38,8 @@ def publishing(chance: Random, *keys: str, pause_s: float, until_s: float, size:
                 if chance.random() < 0.1:
                     await publisher.publish_many([b"%d of many" % each for each in range(3)])
                 else:
-                    await publisher.publish(f"{number} on {key}".ljust(size).encode())
+                    headers = {"number": str(number)} if number % 3 == 0 else None
+                    await publisher.publish(f"{number} on {key}".ljust(size).encode(), headers=headers)
 
     return program
 

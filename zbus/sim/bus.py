@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import ref
 
 from zbus.bus import Bus
 from zbus.deliver.subscriber import EventSubscriber
-from zbus.event import Event, Offset
+from zbus.event import DeliveryHandle, Event, Offset
 from zbus.node import Node, Ports
 from zbus.publish.entry import Entry
 from zbus.publish.publisher import EventPublisher
@@ -138,6 +139,9 @@ class ObservedSubscriber(EventSubscriber):
         super().__init__(*args, **options)
         self._call = partial(home.call, process=process)
         self._observed = Subscription(ledger, home.name, process, self)
+        if self._durable is not None:
+            acknowledge = _observed_acknowledge(self._durable.acknowledge, ref(self._observed))
+            self._handle = DeliveryHandle(self.schema, acknowledge)
 
     async def ready(self) -> EventSubscriber:
         """Wait until the transports know this subscription."""
@@ -152,6 +156,7 @@ class ObservedSubscriber(EventSubscriber):
         return self
 
     async def __anext__(self) -> Event:
+        self._observed.asked()
         try:
             event = await self._call(super().__anext__)
         except Exception as error:
@@ -162,6 +167,7 @@ class ObservedSubscriber(EventSubscriber):
 
     async def next_batch(self, limit: int = 1000) -> list[Event] | None:
         """Return the events that wait now."""
+        self._observed.asked()
         events = await self._call(lambda: super(ObservedSubscriber, self).next_batch(limit))
         for event in (events or [])[1:]:  # `__anext__` has reported the first one
             self._observed.delivered(event)
@@ -172,3 +178,16 @@ class ObservedSubscriber(EventSubscriber):
         self._observed.closed()
         with suppress(ProcessKilled):  # then it is closed
             await self._call(super().aclose)
+
+
+def _observed_acknowledge(
+    acknowledge: Callable[[int], Awaitable[None]], observed: ref[Subscription]
+) -> Callable[[int], Awaitable[None]]:
+    """Return what `event.ack()` calls. An event leads to it, so it must not lead to the subscription."""
+
+    async def report(offset: int) -> None:
+        if (subscription := observed()) is not None:
+            subscription.acknowledged(offset)
+        await acknowledge(offset)
+
+    return report

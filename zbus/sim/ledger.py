@@ -14,6 +14,7 @@ from zlib import crc32
 
 from zbus.errors import PayloadInvalid, SubscriberLagged
 from zbus.event import Event
+from zbus.headers import raw_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Row
 
@@ -28,6 +29,8 @@ SETTLE_S = 1.0  # a live subscription may miss what a node without a log publish
 DELIVERED = "acknowledged events are delivered"
 ORDER = "order per publisher and key is kept"
 AGAIN = "no event is delivered again after its acknowledgement"
+EARLY = "no event is acknowledged before it was handled"
+MATCHING = "only events of subscribed keys are delivered"
 UNIQUE = "no offset or identity is used for two events"
 GAP_REPORTED = "every gap is reported"
 GAP_REAL = "every reported gap is real"
@@ -35,7 +38,9 @@ CONVERGES = "everything converges after the faults"
 MEMORY = "memory bounds hold"
 NO_EXCEPTION = "no callback raises"
 CLOSES = "closing takes bounded time"
-INVARIANTS = (DELIVERED, ORDER, AGAIN, UNIQUE, GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES)
+INVARIANTS = (
+    *(DELIVERED, ORDER, AGAIN, EARLY, MATCHING, UNIQUE, GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES),
+)
 
 
 class Published(NamedTuple):
@@ -85,6 +90,7 @@ class Subscription:
         self.is_open = True
         self.missed = 0  # as `SubscriberLagged` says
         self._last: dict[tuple[int, str], int] = {}
+        self._in_hand = 0  # the offset of the event that a durable subscriber handles now; 0: none
         self.account = ledger.account(self)
 
     def ready(self) -> None:
@@ -93,6 +99,20 @@ class Subscription:
             self.ready_at = self._ledger.now()
             self.account.ready(self.ready_at, self)
             self._ledger.note("subscribed", self.node, self.durable or "-", *self.reader.key_exprs)
+
+    def asked(self) -> None:
+        """The next event is asked for, which acknowledges the last one: until now its position must not be stored."""
+        in_hand, self._in_hand = self._in_hand, 0
+        if in_hand and self.durable is not None and self.process.alive:
+            stored = self._ledger.acknowledged_up_to(self.node, self.durable)
+            if stored >= in_hand:
+                what = f"the position of {self.durable!r} is {stored}, and the event at {in_hand} is being handled"
+                self._ledger.broken(EARLY, self.node, what)
+
+    def acknowledged(self, offset: int) -> None:
+        """The subscriber itself acknowledges everything up to an offset."""
+        if offset >= self._in_hand:
+            self._in_hand = 0
 
     def delivered(self, event: Event) -> None:
         """An event was handed over."""
@@ -109,6 +129,10 @@ class Subscription:
         self._last[stream] = event.sequence
         if self.durable is not None and event.offset <= ledger.acknowledged_up_to(self.node, self.durable):
             ledger.broken(AGAIN, self.node, f"{_name(identity)} at offset {event.offset} for {self.durable!r}")
+        if event.key not in self.keys:
+            ledger.broken(MATCHING, self.node, f"{_name(identity)} on {event.key}, for {', '.join(self.keys.expressions)}")
+        if self.durable is not None:
+            self._in_hand = event.offset
         self.account.delivered(identity)
         ledger.delivered(self, event)
 
@@ -379,7 +403,8 @@ class Ledger:
 
 
 def _content(event: Event | Row) -> int:
-    return crc32(event.payload, crc32(event.key.encode(), event.published_at & 0xFFFFFFFF))
+    headers = event.headers if isinstance(event, Row) else raw_headers(event.headers)
+    return crc32(event.payload, crc32(headers or b"", crc32(event.key.encode(), event.published_at & 0xFFFFFFFF)))
 
 
 def _name(identity: Identity) -> str:
