@@ -66,6 +66,21 @@ def subscribing(*keys: str, **options: Any) -> Program:
     return program
 
 
+def in_turns(chance: Random, *keys: str, **options: Any) -> Program:
+    """Read a subscription, close it after some seconds, and open it again in the same process."""
+
+    async def program(bus: Any) -> None:
+        while True:
+            async with bus.subscribe(*keys, **options) as subscription:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(chance.uniform(0.5, 8.0)):
+                        while await subscription.next() is not None:
+                            pass
+                        return
+
+    return program
+
+
 def together(*programs: Program) -> Program:
     """Do several things at once."""
 
@@ -112,7 +127,8 @@ async def some_nodes(world: World) -> None:
     """Two to five nodes, each with a durable subscriber, that are cut off from each other."""
     names = "abcde"[: world.choose("nodes", 2, 5)]
     for name in names:
-        await world.node(name, log=True, program=subscribing("shop/**", durable=f"all-{name}"))
+        program = in_turns(world.source(f"turns/{name}"), "shop/**", durable=f"all-{name}")
+        await world.node(name, log=True, program=program)
     await world.run(1.0)
     await start_publishers(world, names[: world.choose("publishers", 1, 3)], 0.4)
     faults = Faults(isolate=(0, 2), partition=(0, 2), kill=(0, 1), freeze=(0, 2), one_way=(0, 1))
@@ -298,9 +314,9 @@ async def slow_subscribers(world: World) -> None:
     """Queues that overflow, with each policy."""
     chance = world.source("reader")
 
-    def slowly(**options: Any) -> Program:
+    def slowly(keys: str = "shop/**", **options: Any) -> Program:
         async def program(bus: Any) -> None:
-            async with bus.subscribe("shop/**", queue_events=5, **options) as subscription:
+            async with bus.subscribe(keys, queue_events=5, **options) as subscription:
                 while True:
                     with suppress(zbus.SubscriberLagged):
                         if await subscription.next() is None:
@@ -310,7 +326,8 @@ async def slow_subscribers(world: World) -> None:
         return program
 
     policies: list[dict[str, Any]] = [{"overflow": each} for each in ("drop_oldest", "drop_newest", "block", "spill")]
-    await world.node("c", log=True, program=together(*(slowly(**each) for each in policies), slowly(durable="slow")))
+    readers = [*(slowly(**each) for each in policies), slowly(durable="slow"), slowly("shop/*/orders", durable="some")]
+    await world.node("c", log=True, program=together(*readers))
     await world.run(1.0)
     await start_publishers(world, "ac", 0.15, 20.0)
     await world.play(ORDINARY, 20.0)

@@ -284,6 +284,22 @@ def test_an_event_that_its_subscriber_acknowledges_itself_is_not_early() -> None
     assert broken(scene) == set()
 
 
+def test_an_event_that_comes_again_after_an_orderly_end() -> None:
+    async def scene(world: World) -> None:
+        publisher = await two(world)
+        for number in range(5):
+            await publisher.publish(b"%d" % number)
+        await world.run(2.0)
+        await world.nodes["b"].stop()
+        disk = world.nodes["b"].disk
+        assert disk is not None
+        disk.cursors["billing"] = disk.cursors["billing"]._replace(offset=3)
+        await world.nodes["b"].start()
+        await world.run(2.0)
+
+    assert broken(scene) == {AGAIN}
+
+
 def test_an_event_of_another_key() -> None:
     async def scene(world: World) -> None:
         await two(world, listen)

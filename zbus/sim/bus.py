@@ -175,9 +175,12 @@ class ObservedSubscriber(EventSubscriber):
 
     async def aclose(self) -> None:
         """Stop receiving."""
+        is_first = self._observed.is_open  # another call returns before the position is stored
         self._observed.closed()
         with suppress(ProcessKilled):  # then it is closed
             await self._call(super().aclose)
+            if is_first:
+                self._observed.released()
 
 
 def _observed_acknowledge(

@@ -90,6 +90,7 @@ class Subscription:
         self.is_open = True
         self.missed = 0  # as `SubscriberLagged` says
         self._last: dict[tuple[int, str], int] = {}
+        self._handled = 0  # the offset up to which a durable subscriber has acknowledged
         self._in_hand = 0  # the offset of the event that a durable subscriber handles now; 0: none
         self.account = ledger.account(self)
 
@@ -103,6 +104,7 @@ class Subscription:
     def asked(self) -> None:
         """The next event is asked for, which acknowledges the last one: until now its position must not be stored."""
         in_hand, self._in_hand = self._in_hand, 0
+        self._handled = max(self._handled, in_hand)
         if in_hand and self.durable is not None and self.process.alive:
             stored = self._ledger.acknowledged_up_to(self.node, self.durable)
             if stored >= in_hand:
@@ -127,7 +129,9 @@ class Subscription:
         if event.sequence <= last:
             ledger.broken(ORDER, self.node, f"{_name(identity)} on {event.key} follows sequence {last}")
         self._last[stream] = event.sequence
-        if self.durable is not None and event.offset <= ledger.acknowledged_up_to(self.node, self.durable):
+        if self.durable is not None and event.offset <= max(
+            self.account.released_at, ledger.acknowledged_up_to(self.node, self.durable)
+        ):
             ledger.broken(AGAIN, self.node, f"{_name(identity)} at offset {event.offset} for {self.durable!r}")
         if event.key not in self.keys:
             ledger.broken(MATCHING, self.node, f"{_name(identity)} on {event.key}, for {', '.join(self.keys.expressions)}")
@@ -151,6 +155,10 @@ class Subscription:
         self.is_open = False
         self.account.closed(self)
 
+    def released(self) -> None:
+        """It has stored its position, and was closed without an error."""
+        self.account.released_at = max(self.account.released_at, self._handled)
+
 
 class Account:
     """What is owed to one durable name, or to one subscription without a name."""
@@ -159,6 +167,7 @@ class Account:
         self._ledger, self.node, self.durable, self.keys = ledger, node, durable, keys
         self.ready_at: float | None = None
         self.unlogged_since = 0.0
+        self.released_at = 0  # the offset that an orderly end must have stored
         self.got: set[Identity] = set()
         self.owed: dict[Identity, Published] = {}
         self.readers: list[Subscription] = []  # the open ones
@@ -338,6 +347,7 @@ class Ledger:
         """A log was replaced by an older copy: what no log has any more cannot be delivered."""
         kept = {identity for each in everywhere for identity in each.identities}
         for account in self.accounts.values():
+            account.released_at = 0
             for identity in [each for each in account.owed if each not in kept]:
                 del account.owed[identity]
         self._offsets = {key: value for key, value in self._offsets.items() if key[0] != disk.name}
