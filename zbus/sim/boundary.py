@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+from zbus.errors import ZbusError
+
 from .errors import WorldBoundary
 from .loop import SimLoop
 
@@ -36,8 +38,10 @@ REFUSED = (
 def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Iterator[None]:
     """Replace clocks and chance, and refuse what cannot be simulated, for code that runs on `loop`.
 
-    Other threads of this process keep the real ones.
+    Other threads of this process keep the real ones. One world at a time: records and `random` belong to the process.
     """
+    if not _one_world.acquire(blocking=False):
+        raise ZbusError("another simulated world runs in this process; end it first, or use another process")
     saved: list[tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, made: Callable[..., Any]) -> None:
@@ -67,8 +71,10 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
         random.setstate(state)
         for owner, name, real in reversed(saved):
             setattr(owner, name, real)
+        _one_world.release()
 
 
+_one_world = threading.Lock()
 _outside: list[None] = []  # not empty while a part of the simulator itself uses the machine
 
 

@@ -302,7 +302,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if handle.callback is not None:
                     try:
                         handle.context.run(handle.callback, *handle.args)
-                    except Exception:  # noqa: S110 - the world has ended; what its remains raise says nothing
+                    except BaseException:  # noqa: S110 - the world has ended; what its remains raise says nothing
                         pass
         finally:
             asyncio._set_running_loop(None)
@@ -324,7 +324,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         raise WorldBoundary("loop.stop()", "return from the scenario")
 
     def close(self) -> None:
-        """Forget everything that is scheduled."""
+        """Forget everything that is scheduled. If the scenario was interrupted, let it clean up first."""
+        if not self._closed and (left := self.open_tasks()):
+            self._handler = lambda loop, context: None
+            self.drain(left)
+            for task in left:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
         # Events lead to the loop, and they are invisible to the collector.
         self._closed, self._handler, self._default = True, None, None
         for each in self.at_close:
@@ -366,6 +371,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass on an exception that no caller gets."""
+        if self._closed:
+            return  # a finalizer of what an interrupted run left behind
         if self._handler is None:
             self.default_exception_handler(context)
         else:

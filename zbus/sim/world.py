@@ -359,6 +359,7 @@ class World:
         if not isinstance(loop, SimLoop):
             raise ZbusError("a simulated world needs virtual time: run it with zbus.sim.run(main()), not asyncio.run")
         self.loop = loop
+        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self.trace = Trace(loop.time, self._keep_trace)
         self.ledger = Ledger(loop.time, self.note)
         self.ledger.reaches = self.reaches
@@ -373,7 +374,6 @@ class World:
         records.logger.disabled = True
         self._stack.callback(setattr, records.logger, "disabled", silent)
         self._stack.callback(records.listen(logging.INFO, self._record))
-        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self._spawn(self._watch())
         return self
 
