@@ -31,7 +31,9 @@ def test_a_known_failure_still_fails(scenario: Scenario) -> None:
     assert failed, f"{scenario.known_failure}: no longer true"
 
 
-@pytest.mark.parametrize(("name", "seed"), [("parallel_bridges", 13), ("parallel_bridges", 77), ("flipped_bits", 20050), ("disks_fail", 26)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("parallel_bridges", 13), ("parallel_bridges", 77), ("flipped_bits", 20050), ("disks_fail", 26)]
+)
 def test_a_seed_that_once_failed_holds(name: str, seed: int) -> None:
     (scenario,) = [each for each in SOUND if each.name == name]
 

@@ -47,9 +47,9 @@ def scenario(
             await world.node("billing", log=True, program=bill)
             await world.play(zbus.sim.ORDINARY, seconds=30)
 
-    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail. `share`: the
-    part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after the faults.
-    `limit_s`: how many virtual seconds it may take in all.
+    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail.
+    `share`: the part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge
+    after the faults. `limit_s`: how many virtual seconds it may take in all.
     """
 
     def make(play: Callable[[World], Awaitable[object]]) -> Scenario:
