@@ -36,6 +36,15 @@ def test_a_known_failure_still_fails(scenario: Scenario) -> None:
     assert failed, f"{scenario.known_failure}: no longer true"
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"), [("parallel_bridges", 13), ("parallel_bridges", 77), ("flipped_bits", 20050), ("disks_fail", 26)]
+)
+def test_a_seed_that_once_failed_holds(name: str, seed: int) -> None:
+    (scenario,) = [each for each in SOUND if each.name == name]
+
+    assert [str(each) for result in run_seeds(scenario, [seed]) for each in result.violations] == []
+
+
 def test_every_known_failure_says_why_and_has_a_seed() -> None:
     assert [each.name for each in ALL if each.known_failure and not each.known_seeds] == []
     assert len(KNOWN) >= 7

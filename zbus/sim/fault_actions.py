@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
+from zbus.errors import ConfigInvalid
+
 from .faults import STEPS, Fault
 from .ledger import Ledger
 from .machine.disk import Disk
@@ -89,6 +91,8 @@ class FaultActions:
     async def inject(self, fault: Fault) -> None:
         """Let a fault happen, and end it after its time."""
         nodes = list(self._world.nodes.values())
+        if not nodes:
+            raise ConfigInvalid("faults", "this world has no node that could fail; start one first")
         node = nodes[int(fault.node * len(nodes))]
         others = [each for each in nodes if each is not node]
         other = others[int(fault.other * len(others))] if others else None

@@ -53,6 +53,7 @@ LIMIT_S = 3600.0
 CHECK_S = 1.0
 ROUNDS = 200  # of the loop, in which what is left at the end may end
 FIRST_PID = 1000
+RANGES_MISSED = ("gap_corrupt", "gap_trimmed")  # the codes of records about events that a log no longer has
 
 Check = Callable[["World"], str | None]
 
@@ -391,6 +392,7 @@ class World:
         if not isinstance(loop, SimLoop):
             raise ZbusError("a simulated world needs virtual time: run it with zbus.sim.run(main()), not asyncio.run")
         self.loop = loop
+        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self.trace = Trace(loop.time, self._keep_trace)
         self.ledger = Ledger(loop.time, self.note)
         self.ledger.reaches = self.reaches
@@ -405,7 +407,6 @@ class World:
         records.logger.disabled = True
         self._stack.callback(setattr, records.logger, "disabled", silent)
         self._stack.callback(records.listen(logging.INFO, self._record))
-        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self._spawn(self._watch())
         return self
 
@@ -459,6 +460,9 @@ class World:
     def _record(self, level: int, fields: dict[str, Any]) -> None:
         shown = {name: value for name, value in fields.items() if name not in ("correlation_id", "record")}
         self.note("record", "", fields["record"], shown)
+        process = current_process.get()
+        if fields.get("code") in RANGES_MISSED and process is not None:
+            self.ledger.range_reported(process.node, fields["origin"], fields["after"], fields["until"])
 
     async def _end(self) -> None:
         """Stop the trace, and let everything that is left end. What it still does has no effect."""

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+from zbus.errors import ZbusError
 from zbus.sim.errors import WorldBoundary
 
 from .loop import SimLoop
@@ -37,8 +38,10 @@ REFUSED = (
 def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Iterator[None]:
     """Replace clocks and chance, and refuse what cannot be simulated, for code that runs on `loop`.
 
-    Other threads of this process keep the real ones.
+    Other threads of this process keep the real ones. One world at a time: records and `random` belong to the process.
     """
+    if not _one_world.acquire(blocking=False):
+        raise ZbusError("another simulated world runs in this process; end it first, or use another process")
     saved: list[tuple[Any, str, Any]] = []
     shared, another = random._inst, Random()
 
@@ -81,8 +84,10 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
         shared.setstate(state)
         for owner, name, real in reversed(saved):
             setattr(owner, name, real)
+        _one_world.release()
 
 
+_one_world = threading.Lock()
 _outside: list[None] = []  # not empty while a part of the simulator itself uses the machine
 
 

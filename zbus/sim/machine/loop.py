@@ -76,6 +76,11 @@ class Process:
         self.context = copy_context()
         self.context.run(current_process.set, self)
 
+    @property
+    def node(self) -> str:
+        """The name of its node."""
+        return self.name.rpartition("#")[0]
+
     def kill(self) -> None:
         """Stop at once. Nothing of this process runs again."""
         self.alive, self.halted = False, True
@@ -347,6 +352,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         """Forget everything that is scheduled."""
+        for task in self.open_tasks():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
         # Events lead to the loop, and they are invisible to the collector.
         self._closed, self._handler, self._default = True, None, None
         for each in self.at_close:
