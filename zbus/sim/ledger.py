@@ -39,9 +39,10 @@ CONVERGES = "everything converges after the faults"
 MEMORY = "memory bounds hold"
 NO_EXCEPTION = "no callback raises"
 CLOSES = "closing takes bounded time"
+LOGS_EQUAL = "the simulated log equals the real one"
 INVARIANTS = (
     *(DELIVERED, ORDER, AGAIN, EARLY, MATCHING, UNIQUE),
-    *(GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES),
+    *(GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES, LOGS_EQUAL),
 )
 
 

@@ -26,7 +26,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from random import Random
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
@@ -37,11 +37,12 @@ from .errors import InvariantBroken, WorldBoundary, WorldStuck
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
-from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
+from .ledger import INVARIANTS, LOGS_EQUAL, NO_EXCEPTION, Ledger
 from .machine.boundary import boundary
 from .machine.disk import Disk
 from .machine.fabric import Conditions, SimNet
 from .machine.loop import SimLoop, current_process
+from .machine.real_log import RealLogs
 from .machine.runtime import EPOCH_NS
 from .node import Program, SimNode
 from .route_rules import Sample, Topology
@@ -55,6 +56,7 @@ ROUNDS = 200  # of the loop, in which what is left at the end may end
 FIRST_PID = 1000
 RANGES_MISSED = ("gap_corrupt", "gap_trimmed")  # the codes of records about events that a log no longer has
 
+Logs = Literal["simulated", "sqlite"]
 Check = Callable[["World"], str | None]
 
 
@@ -117,7 +119,12 @@ class World:
         keep_trace: bool | int = False,
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
+        logs: Logs = "simulated",
     ) -> None:
+        if logs not in ("simulated", "sqlite"):
+            raise ConfigInvalid("logs", f"must be 'simulated' or 'sqlite', not {logs!r}")
+        self._logs = logs
+        self._real_logs: RealLogs | None = None
         if not isinstance(seed, int):
             raise ConfigInvalid("seed", f"must be a whole number, not {seed!r}")
         self.seed, self._overrides = seed, overrides or Overrides()
@@ -149,6 +156,8 @@ class World:
         found = self.disks.get(name)
         if found is None:
             found = self.disks[name] = Disk(name, self.source(f"disk/{name}"))
+            if self._real_logs is not None:
+                found.real = self._real_logs.open(name, partial(self.ledger.broken, LOGS_EQUAL, name))
         return found
 
     def net(self, url: str) -> SimNet:
@@ -392,6 +401,9 @@ class World:
         if not isinstance(loop, SimLoop):
             raise ZbusError("a simulated world needs virtual time: run it with zbus.sim.run(main()), not asyncio.run")
         self.loop = loop
+        if self._logs == "sqlite":
+            self._real_logs = RealLogs()
+            self._stack.callback(self._real_logs.close)
         self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self.trace = Trace(loop.time, self._keep_trace)
         self.ledger = Ledger(loop.time, self.note)
