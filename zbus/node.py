@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import plugins
 from .deliver.dispatcher import Dispatcher
-from .deliver.log_reader import LogReader
+from .deliver.log_reader import CallThreads, LogReader
 from .deliver.overflow import Overflow
 from .deliver.subscriber import EventSubscriber, Start, check_options, check_schema
 from .errors import BusClosed, ConfigInvalid, LogRequired, TransportUnsupported, ZbusError
@@ -38,7 +38,6 @@ from .publish.proxied_writes import ProxiedWrites
 from .schema.registry import Schemas
 from .schema.validators import Validators
 from .session import SESSION_PUBLISHERS_MAX, Sessions
-from .util.call_threads import CallThreads
 from .util.deadline import Deadline, run_within
 from .util.identities import Identities
 from .util.mailbox import Calls

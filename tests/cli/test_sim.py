@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from zbus.cli.app import run
+from zbus.util.process import is_alive
 
 SCENARIO = """
 import asyncio
@@ -41,7 +46,7 @@ async def fails_when_killed(world):
         return "somebody was" if world.faults_injected.get("kill") else None
     await world.play(zbus.sim.Faults(kill=(0, 2), freeze=(0, 2)), 5.0)
 
-@zbus.sim.scenario(known_failure="it always fails", known_seeds=[3])
+@zbus.sim.scenario(known_failure="it always fails", known_seeds=[3, 4])
 async def known(world):
     world.invariant(lambda world: "as known")
     await world.run(2.0)
@@ -99,11 +104,13 @@ def test_a_known_failure_is_run_with_its_seeds_only_and_must_fail(
     file: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert run(["sim", "run", str(file), "--only", "known", "--seeds", "50"]) == 0
-    assert b"1 seeds, 0 failed, 1 known failures" in capfdbinary.readouterr().out
+    assert b"2 seeds, 0 failed, 1 known failures" in capfdbinary.readouterr().out
 
+    file.write_text(SCENARIO.replace('"as known"', '"as known" if world.seed == 4 else None'))
+    assert run(["sim", "run", str(file), "--only", "known", "--seeds", "50"]) == 0
     file.write_text(SCENARIO.replace('"as known"', "None"))
     assert run(["sim", "run", str(file), "--only", "known", "--seeds", "50"]) == 1
-    assert b"known with seed 3 is marked as a known failure and did not fail" in capfdbinary.readouterr().err
+    assert b"known is marked as a known failure, and no seed failed" in capfdbinary.readouterr().err
 
 
 def test_a_run_can_be_resumed(file: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -160,3 +167,39 @@ def test_seeds_may_be_a_range_and_wrong_arguments_are_usage_errors(
     for path in (empty, tmp_path / "missing.py", tmp_path):
         assert run(["sim", "run", str(path)]) == 2
     assert "scenario" in capfdbinary.readouterr().err.decode()
+
+
+def test_the_processes_of_a_run_end_with_it_even_if_it_is_killed(file: Path) -> None:
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(file), "--only", "sound", "--seeds", "100000"]
+    started = subprocess.Popen([*command, "--jobs", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    deadline = time.monotonic() + 30.0
+    while len(found := children.read_text().split()) < 2:
+        assert time.monotonic() < deadline, "it started no processes"
+        time.sleep(0.02)
+    started.kill()
+    started.wait()
+
+    while any(is_alive(int(pid)) for pid in found):
+        assert time.monotonic() < deadline, "its processes still run"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupted_run_prints_what_it_has(file: Path, tmp_path: Path, jobs: str) -> None:
+    state = tmp_path / "state.json"
+    command = [sys.executable, "-m", "zbus", "sim", "run", str(file), "--only", "sound", "--seeds", "100000"]
+    started = subprocess.Popen(
+        [*command, "--jobs", jobs, "--resume", str(state)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 30.0
+    while not state.exists():
+        assert time.monotonic() < deadline, "it did not begin"
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=30.0)
+
+    assert started.returncode == 1
+    assert re.match(rb"\d+ seeds, 0 failed", out)
+    assert b"interrupted" in err
+    assert b"Traceback" not in err

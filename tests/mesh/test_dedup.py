@@ -116,3 +116,13 @@ def test_a_forgotten_identity_is_new_once_more() -> None:
 
     assert arrivals(seen, 7, 0, 0, 1, 2, 3, 3, 4) == [NEW, DUPLICATE, DUPLICATE, NEW, NEW, DUPLICATE, NEW]
     assert seen._ranges == 0
+
+
+def test_the_skipped_sequences_before_one_are_known_although_later_ones_came() -> None:
+    seen = Dedup()
+    arrivals(seen, 7, 0, 3, 4, 9)
+
+    assert [seen.skipped_before(7, sequence) for sequence in (1, 2, 3, 4, 5, 7, 9, 10)] == [
+        *(None, 1, 1, None, None, 5, 5, None)
+    ]
+    assert seen.skipped_before(8, 3) is None

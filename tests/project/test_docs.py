@@ -47,7 +47,7 @@ import zbus_spark
 import zbus_web
 import zbus_zmq
 from zbus.config import load_config
-from zbus.sim.declared import load_declared
+from zbus.sim.scenarios.declared import load_declared
 from zbus_spark.jobs import pipeline_file as declared
 from zbus_web.http.settings import load_settings
 

@@ -10,12 +10,12 @@ import pytest
 
 from zbus.deliver.subscriber import EventSubscriber
 from zbus.errors import ConfigInvalid
-from zbus.sim.declared import Declared, load_declared
 from zbus.sim.errors import Violation
 from zbus.sim.faults import KINDS
 from zbus.sim.ledger import DELIVERED
-from zbus.sim.runner import run_seed
-from zbus.sim.scenario import load_scenarios
+from zbus.sim.scenarios.declared import Declared, load_declared
+from zbus.sim.scenarios.runner import run_seed
+from zbus.sim.scenarios.scenario import load_scenarios
 
 SEEDS = range(6)
 COMPLETE = """

@@ -9,14 +9,14 @@ import sys
 import pytest
 from sim_mutants import SCENARIOS
 
-from zbus.sim.runner import run_seed
-from zbus.sim.scenario import Scenario, load_scenarios
+from zbus.sim.scenarios.runner import run_seed
+from zbus.sim.scenarios.scenario import Scenario, load_scenarios
 
 ALL = {each.name: each for each in load_scenarios(SCENARIOS)}
 REPEATS = 100
 PROGRAM = f"""
-from zbus.sim.runner import run_seed
-from zbus.sim.scenario import load_scenarios
+from zbus.sim.scenarios.runner import run_seed
+from zbus.sim.scenarios.scenario import load_scenarios
 for scenario in load_scenarios({str(SCENARIOS)!r}):
     print(scenario.name, *[run_seed(scenario, seed)[0].hash for seed in (3, 4)])
 """

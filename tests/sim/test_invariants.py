@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -16,9 +17,11 @@ from zbus.sim.ledger import (
     AGAIN,
     CONVERGES,
     DELIVERED,
+    EARLY,
     GAP_REAL,
     GAP_REPORTED,
     INVARIANTS,
+    MATCHING,
     MEMORY,
     NO_EXCEPTION,
     ORDER,
@@ -243,6 +246,105 @@ def test_every_invariant_has_a_test() -> None:
     source = Path(__file__).read_text()
     names = {name for name, value in vars(zbus.sim.ledger).items() if value in INVARIANTS and isinstance(value, str)}
     assert {name for name in names if f"{name}," not in source and f"{name}}}" not in source} - {"CLOSES"} == set()
+
+
+async def slowly(bus: Any) -> None:
+    async with bus.subscribe("shop/**", durable="billing") as subscription:
+        async for _ in subscription:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("early", "expected"), [(True, {EARLY}), (False, set())])
+def test_a_position_that_is_stored_while_the_event_is_handled(early: bool, expected: set[str]) -> None:
+    async def scene(world: World) -> None:
+        publisher = await two(world, slowly)
+        for number in range(5):
+            await publisher.publish(b"%d" % number)
+        await world.run(0.05)
+        if early:
+            (subscription,) = [each for each in world.nodes["b"].bus._node.dispatcher.subscriptions if each.durable]
+            acknowledgements = subscription.subscriber._durable
+            await world.nodes["b"].call(lambda: acknowledgements.acknowledge(1))
+
+    assert broken(scene) == expected
+
+
+def test_an_event_that_its_subscriber_acknowledges_itself_is_not_early() -> None:
+    async def program(bus: Any) -> None:
+        async with bus.subscribe("shop/**", durable="billing") as subscription:
+            async for event in subscription:
+                await event.ack()
+                await asyncio.sleep(0.1)
+
+    async def scene(world: World) -> None:
+        publisher = await two(world, program)
+        for number in range(5):
+            await publisher.publish(b"%d" % number)
+
+    assert broken(scene) == set()
+
+
+def test_an_event_that_comes_again_after_an_orderly_end() -> None:
+    async def scene(world: World) -> None:
+        publisher = await two(world)
+        for number in range(5):
+            await publisher.publish(b"%d" % number)
+        await world.run(2.0)
+        await world.nodes["b"].stop()
+        disk = world.nodes["b"].disk
+        assert disk is not None
+        disk.cursors["billing"] = disk.cursors["billing"]._replace(offset=3)
+        await world.nodes["b"].start()
+        await world.run(2.0)
+
+    assert broken(scene) == {AGAIN}
+
+
+def test_an_event_of_another_key() -> None:
+    async def scene(world: World) -> None:
+        await two(world, listen)
+        other = await world.nodes["b"].bus.publisher("other/b")
+        (subscription,) = [
+            each for each in world.nodes["b"].bus._node.dispatcher.subscriptions if "shop/**" in each.key_exprs
+        ]
+        world.nodes["b"].bus._node.dispatcher.trie.add("other/**", subscription)
+        await other.publish(b"1")
+
+    assert broken(scene) == {MATCHING}
+
+
+def test_headers_that_are_lost() -> None:
+    async def scene(world: World) -> None:
+        publisher = await two(world, listen)
+        arrived = world.nodes["b"].fabrics[0].arrived
+
+        def without_headers(key: str, frame: bytes) -> None:
+            arrived(key, frame.replace(b"\x81\xa1n\xa11", b"\x80"))
+
+        world.nodes["b"].fabrics[0].arrived = without_headers  # type: ignore[method-assign]
+        await publisher.publish(b"1", headers={"n": "1"})
+
+    assert broken(scene) == {UNIQUE}
+
+
+def test_a_queue_that_grows_a_little() -> None:
+    async def program(bus: Any) -> None:
+        async with bus.subscribe("shop/**", queue_events=5) as subscription:
+            subscription._buffer.capacity = 100
+            await asyncio.sleep(10.0)
+            with suppress(zbus.SubscriberLagged):
+                async for _ in subscription:
+                    pass
+            await asyncio.Event().wait()
+
+    async def scene(world: World) -> None:
+        world.without(GAP_REPORTED)
+        publisher = await two(world, program)
+        for number in range(20):
+            await publisher.publish(b"%d" % number)
+        await world.run(3.0)
+
+    assert broken(scene) == {MEMORY}
 
 
 def test_closing_that_takes_too_long() -> None:

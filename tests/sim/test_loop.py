@@ -12,9 +12,9 @@ from loop_programs import PROGRAMS, Program, kept
 
 import zbus.sim
 from zbus.sim import InvariantBroken, SimLoop, WorldStuck
-from zbus.sim import loop as loop_module
 from zbus.sim.ledger import NO_EXCEPTION
-from zbus.sim.loop import CLEANUP_S, Process
+from zbus.sim.machine import loop as loop_module
+from zbus.sim.machine.loop import CLEANUP_S, Process
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[each.__name__ for each in PROGRAMS])

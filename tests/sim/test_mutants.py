@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sim_mutants import MUTANTS, SCENARIOS, Mutant, copy_with, find_in_copy
 
-from zbus.sim.runner import run_seed
-from zbus.sim.scenario import load_scenarios
+from zbus.sim.scenarios.runner import run_seed
+from zbus.sim.scenarios.scenario import load_scenarios
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[each.name.replace(" ", "-") for each in MUTANTS])

@@ -12,10 +12,10 @@ import pytest
 from cli_processes import Commands
 
 from zbus.keys import check_expression, matches
-from zbus.sim.declared import DeclaredSubscription, load_declared
-from zbus.sim.fabric import SimFabric
+from zbus.sim.machine.fabric import SimFabric
 from zbus.sim.route_rules import Topology, Verdict, mismatch
-from zbus.sim.routes import Report, find_routes
+from zbus.sim.scenarios.declared import DeclaredSubscription, load_declared
+from zbus.sim.scenarios.routes import Report, find_routes
 
 Find = Callable[[str], Report]
 zbus = Commands()

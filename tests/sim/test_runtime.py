@@ -11,8 +11,8 @@ import pytest
 
 import zbus.sim
 from zbus.sim import WorldBoundary
-from zbus.sim.loop import Process
-from zbus.sim.runtime import WAKE_S, Clock, SimRuntime
+from zbus.sim.machine.loop import Process
+from zbus.sim.machine.runtime import WAKE_S, Clock, SimRuntime
 from zbus.util.driver import RETRY_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zbus.sim.scenario import load_scenarios
+from zbus.sim.scenarios.scenario import load_scenarios
 
 
 def test_a_scenario_imports_the_service_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zbus.sim import Faults, World, scenario
-from zbus.sim.runner import run_seed
-from zbus.sim.shrink import shrink
+from zbus.sim.scenarios.runner import run_seed
+from zbus.sim.scenarios.shrink import shrink
 
 MANY = Faults(kill=(3, 3), freeze=(3, 3), partition=(3, 3), for_s=(0.5, 6.0))
 

@@ -9,8 +9,8 @@ from sim_machine import Wire
 
 from zbus.errors import TransportError
 from zbus.ports.fabric import IncomingRequest
-from zbus.sim import fabric as fabric_module
-from zbus.sim.fabric import Conditions
+from zbus.sim.machine import fabric as fabric_module
+from zbus.sim.machine.fabric import Conditions
 
 FRAMES = [b"%d" % number for number in range(300)]
 SEEDS = range(20)

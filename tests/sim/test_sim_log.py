@@ -24,8 +24,8 @@ from zbus.errors import (
 )
 from zbus.event import Event, Provenance
 from zbus.ports.log import AppendResult, Committed, Log, Refused, Row, Schema, Span, Stored, Unknown
-from zbus.sim import disk as disk_module
-from zbus.sim.log import PRUNE_S, Retention, SimLog
+from zbus.sim.machine import disk as disk_module
+from zbus.sim.machine.log import PRUNE_S, Retention, SimLog
 from zbus_log import Rules, SqliteLog, open_log
 
 SEEDS = range(40)

@@ -18,8 +18,8 @@ from zbus import BusConfig
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.ports.log import AppendResult, Log, Outcome, Row, Span, Stored
-from zbus.sim.disk import Disk
-from zbus.sim.log import SimLog
+from zbus.sim.machine.disk import Disk
+from zbus.sim.machine.log import SimLog
 from zbus_log import Rules, SqliteLog, open_log
 
 WAIT_S = 20.0

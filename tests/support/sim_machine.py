@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from zbus.ports.log import AppendResult, Outcome, Row
-from zbus.sim.disk import Disk
-from zbus.sim.fabric import Conditions, SimFabric, SimNet
-from zbus.sim.log import SimLog
+from zbus.sim.machine.disk import Disk
+from zbus.sim.machine.fabric import Conditions, SimFabric, SimNet
+from zbus.sim.machine.log import SimLog
 
 LONG_S = 1.0  # longer than any commit of a healthy disk
 

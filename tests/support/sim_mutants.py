@@ -103,8 +103,8 @@ def find_in_copy(folder: Path, mutant: Mutant) -> int | None:
     path = os.pathsep.join([str(folder), str(ROOT / "adapters"), str(ROOT / "store")])
     program = f"""
 import zbus
-from zbus.sim.runner import run_seeds
-from zbus.sim.scenario import load_scenarios
+from zbus.sim.scenarios.runner import run_seeds
+from zbus.sim.scenarios.scenario import load_scenarios
 assert zbus.__file__.startswith({str(folder)!r}), zbus.__file__
 (scenario,) = [each for each in load_scenarios({str(SCENARIOS)!r}) if each.name == {mutant.scenario!r}]
 print(next((result.seed for result in run_seeds(scenario, range({mutant.within})) if result.failed), "none"))

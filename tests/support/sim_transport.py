@@ -19,7 +19,7 @@ from zbus import plugins
 from zbus.config import BusConfig
 from zbus.errors import TransportError
 from zbus.ports.fabric import IncomingRequest, OnReply, OnRequest, Receive, RequestHandle
-from zbus.sim.fabric import SimFabric, SimNet
+from zbus.sim.machine.fabric import SimFabric, SimNet
 
 
 class Locked:

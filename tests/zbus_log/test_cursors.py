@@ -195,8 +195,9 @@ def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
     log: SqliteLog, holder: subprocess.Popen[str]
 ) -> None:
     os.kill(holder.pid, signal.SIGKILL)  # a zombie from here on, until its parent waits for it
-    status = Path(f"/proc/{holder.pid}/stat")
+    status, threads = Path(f"/proc/{holder.pid}/stat"), Path(f"/proc/{holder.pid}/task")
     wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_until(lambda: len(list(threads.iterdir())) == 1)  # its other threads hold the lock until they have ended
 
     assert log.cursors.claim("worker", ["**"], 0).offset == 5
 

@@ -63,6 +63,14 @@ class Dedup:
         publisher = self._publishers.get(publisher_id)
         return publisher.last if publisher is not None else None
 
+    def skipped_before(self, publisher_id: int, sequence: int) -> int | None:
+        """Return the first of the sequences directly before this one that were skipped, or None if there are none."""
+        publisher = self._publishers.get(publisher_id)
+        if publisher is None:
+            return None
+        at = bisect_right(publisher.skipped, (sequence - 1, _LATER)) - 1
+        return publisher.skipped[at][0] if at >= 0 and publisher.skipped[at][1] >= sequence - 1 else None
+
     def arrival(self, publisher_id: int, sequence: int) -> Arrival:
         """Return whether this identity is new, and remember it."""
         publisher = self._publishers.get(publisher_id)

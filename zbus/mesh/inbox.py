@@ -358,6 +358,9 @@ class Inbox:
     def _missing(self, key: str, publisher_id: int, after: int, sequence: int) -> dict[str, Any] | None:
         """Return the events before `sequence` that were not received, or None if there are none."""
         last = self._seen.last(publisher_id)
+        skipped = self._seen.skipped_before(publisher_id, sequence)
+        if skipped is not None:  # later events came over another link
+            last = skipped - 1
         first = max(after, -1 if last is None else last) + 1
         if first >= sequence:
             return None

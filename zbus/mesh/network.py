@@ -172,7 +172,11 @@ class Network:
         """Send the remaining events over a link, and close it. If cancelled, this continues in the background."""
         self.links.remove(link)
         self._links_changed()
-        await asyncio.shield(self._run(_close, link.send_queue, link.fabric, timeout_s))
+        await asyncio.shield(asyncio.ensure_future(self._close_link(link, timeout_s)))
+
+    async def _close_link(self, link: Link, timeout_s: float) -> None:
+        await _drain([link], self._calls, timeout_s)
+        await self._run(_close, link.send_queue, link.fabric)
 
     async def receive_on(self, labels: Sequence[str]) -> None:
         """Receive only on the links with these names. The others still send. Raises `ConfigInvalid`."""
@@ -200,18 +204,9 @@ class Network:
         return len((await asyncio.wait(ending, timeout=timeout_s))[1])
 
     async def linger(self, timeout_s: float) -> None:
-        """Send the remaining events, for at most `timeout_s`, and then serve nodes that miss some of them.
-
-        Separate from `close`, because it waits on the loop and so under a simulated clock.
-        """
-        queues = {link.send_queue: asyncio.Event() for link in self.links}
-        for queue, drained in queues.items():
-            queue.end(partial(self._calls.soon, drained.set))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                for drained in queues.values():
-                    await drained.wait()
-        if self._log is not None and any(queue.has_sent for queue in queues):
+        """Send the remaining events, for at most `timeout_s`, and then serve nodes that miss some of them."""
+        await _drain(self.links, self._calls, timeout_s)
+        if self._log is not None and any(link.send_queue.has_sent for link in self.links):
             # A node that missed the last events requests them now.
             await self.request_server.finish(LINGER_S, min(1.0, timeout_s))
 
@@ -493,8 +488,22 @@ def _diagnostics(fabric: Fabric) -> dict[str, Any]:
     return dict(fabric.diagnostics())
 
 
-def _close(send_queue: SendQueue, fabric: Fabric, timeout_s: float) -> None:
-    send_queue.close(timeout_s)
+async def _drain(links: Sequence[Link], calls: Calls, timeout_s: float) -> None:
+    """Send the remaining events over some links, for at most `timeout_s`.
+
+    It waits on the loop, and so under a simulated clock, and occupies no thread.
+    """
+    queues = {link.send_queue: asyncio.Event() for link in links}
+    for queue, drained in queues.items():
+        queue.end(partial(calls.soon, drained.set))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            for drained in queues.values():
+                await drained.wait()
+
+
+def _close(send_queue: SendQueue, fabric: Fabric) -> None:
+    send_queue.close(JOIN_S)
     _try(fabric.close)
 
 

@@ -479,7 +479,8 @@ class Peer:
         before = self._monotonic() - TAIL_S
         first = min([offset for offset, _, _ in fresh.values()], default=NUMBER_MAX)
         heads = [head for at, head in self._heads if at <= before and head < first]
-        return max([given_up, *(heads or self._last.values())])
+        settled: list[int] = heads or list(self._last.values())
+        return max([given_up, *settled])
 
     def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
         """Return the events whose predecessors arrived, and buffer the others, while the peer has open gaps."""

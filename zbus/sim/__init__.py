@@ -19,12 +19,13 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from .errors import InvariantBroken, ProcessKilled, Violation, WorldBoundary, WorldStuck
-from .fabric import Conditions
 from .faults import ORDINARY, Fault, Faults, Plan
 from .ledger import INVARIANTS
-from .loop import SimLoop
+from .machine.fabric import Conditions
+from .machine.loop import SimLoop
+from .machine.watchdog import watchdog
 from .node import SimNode
-from .scenario import Scenario, scenario
+from .scenarios.scenario import Scenario, scenario
 from .world import Overrides, World
 
 __all__ = [
@@ -65,8 +66,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     collects = gc.isenabled()
     gc.disable()  # a collection would run finalizers at times that differ from run to run
     try:
-        result: T = loop.run_until_complete(main)
-        loop.finish()
+        with watchdog(loop.beat):
+            result: T = loop.run_until_complete(main)
+            loop.finish()
         return result
     except BaseException:
         loop.abandon()

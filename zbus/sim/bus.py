@@ -9,18 +9,20 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import ref
 
 from zbus.bus import Bus
+from zbus.deliver.overflow import POLICIES
 from zbus.deliver.subscriber import EventSubscriber
-from zbus.event import Event, Offset
+from zbus.event import DeliveryHandle, Event, Offset
 from zbus.node import Node, Ports
 from zbus.publish.entry import Entry
 from zbus.publish.publisher import EventPublisher
 
 from .errors import ProcessKilled
 from .ledger import Ledger, Subscription
-from .loop import Process
-from .runtime import SimRuntime
+from .machine.loop import Process
+from .machine.runtime import SimRuntime
 
 if TYPE_CHECKING:
     from zbus.config import BusConfig
@@ -138,6 +140,9 @@ class ObservedSubscriber(EventSubscriber):
         super().__init__(*args, **options)
         self._call = partial(home.call, process=process)
         self._observed = Subscription(ledger, home.name, process, self)
+        if self._durable is not None:
+            acknowledge = _observed_acknowledge(self._durable.acknowledge, ref(self._observed))
+            self._handle = DeliveryHandle(self.schema, acknowledge)
 
     async def ready(self) -> EventSubscriber:
         """Wait until the transports know this subscription."""
@@ -152,6 +157,7 @@ class ObservedSubscriber(EventSubscriber):
         return self
 
     async def __anext__(self) -> Event:
+        self._observed.asked()
         try:
             event = await self._call(super().__anext__)
         except Exception as error:
@@ -162,6 +168,7 @@ class ObservedSubscriber(EventSubscriber):
 
     async def next_batch(self, limit: int = 1000) -> list[Event] | None:
         """Return the events that wait now."""
+        self._observed.asked()
         events = await self._call(lambda: super(ObservedSubscriber, self).next_batch(limit))
         for event in (events or [])[1:]:  # `__anext__` has reported the first one
             self._observed.delivered(event)
@@ -169,6 +176,28 @@ class ObservedSubscriber(EventSubscriber):
 
     async def aclose(self) -> None:
         """Stop receiving."""
+        is_first = self._observed.is_open  # another call returns before the position is stored
         self._observed.closed()
         with suppress(ProcessKilled):  # then it is closed
             await self._call(super().aclose)
+            if is_first:
+                self._observed.released()
+
+    def forget(self) -> None:
+        """Drop the events that wait: the world has ended. They lead to everything, invisible to the collector."""
+        self._queue.clear()
+        self._aside = None
+        self._policy = POLICIES["drop_oldest"](self._inlet, self._buffer, self._host)
+
+
+def _observed_acknowledge(
+    acknowledge: Callable[[int], Awaitable[None]], observed: ref[Subscription]
+) -> Callable[[int], Awaitable[None]]:
+    """Return what `event.ack()` calls. An event leads to it, so it must not lead to the subscription."""
+
+    async def report(offset: int) -> None:
+        if (subscription := observed()) is not None:
+            subscription.acknowledged(offset)
+        await acknowledge(offset)
+
+    return report

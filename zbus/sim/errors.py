@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections.abc import Iterator, Sequence
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.errors import ZbusError
@@ -79,6 +81,23 @@ class ProcessKilled(ZbusError):
 
     def __str__(self) -> str:
         return f"process {self.process} was killed before the call returned"
+
+
+def place_of(error: BaseException) -> str:
+    """Return ` at FILE:LINE`, where code that is not part of zbus or Python raised it; empty if there is none."""
+    found = ""
+    for frame, line in walk_tb(error.__traceback__):
+        module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if not module.startswith(("zbus.", "asyncio.")) and not file.startswith("<") and file != runpy.__file__:
+            found = f" at {file}:{line}"
+    return found
+
+
+def told(error: BaseException) -> str:
+    """Return an exception in words, with the line of the program that raised it."""
+    if isinstance(error, WorldBoundary):
+        return str(error)  # names the line
+    return f"{error!r}{place_of(error)}"
 
 
 def _waiting(loop: _HasTasks) -> str:

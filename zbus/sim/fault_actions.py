@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 from typing import Any, Protocol
 
-from .disk import Disk
-from .fabric import SimNet
+from zbus.errors import ConfigInvalid
+
 from .faults import STEPS, Fault
-from .hostile import forged_beacons, malformed_frames
 from .ledger import Ledger
+from .machine.disk import Disk
+from .machine.fabric import SimNet
+from .machine.hostile import forged_beacons, malformed_frames
 from .node import SimNode
 
 CLOCK_S = (5.0, 30.0)
@@ -89,6 +91,8 @@ class FaultActions:
     async def inject(self, fault: Fault) -> None:
         """Let a fault happen, and end it after its time."""
         nodes = list(self._world.nodes.values())
+        if not nodes:
+            raise ConfigInvalid("faults", "this world has no node that could fail; start one first")
         node = nodes[int(fault.node * len(nodes))]
         others = [each for each in nodes if each is not node]
         other = others[int(fault.other * len(others))] if others else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
 
-from .fabric import Conditions
+from .machine.fabric import Conditions
 
 # What each kind does, for `zbus sim run --help` and the documentation.
 KINDS: Mapping[str, str] = {
@@ -87,13 +87,23 @@ class Faults:
     def __init__(self, **given: Any) -> None:
         known = {name: given.pop(name) for name in ("drop", "duplicate", "delay_s", "for_s") if name in given}
         numbers = given.pop("numbers", None) or {
-            kind: (number, number) if isinstance(number, int) else tuple(number) for kind, number in given.items()
+            kind: (number, number) if isinstance(number, (int, float, str)) else tuple(number)
+            for kind, number in given.items()
         }
         for kind in numbers:
             if kind not in KINDS:
                 raise ValueError(f"there is no fault {kind!r}; known are: {', '.join(KINDS)}")
+        for kind, number in numbers.items():
+            if len(number) != 2 or not all(isinstance(each, int) for each in number) or not 0 <= number[0] <= number[1]:
+                raise ValueError(f"{kind} must be a number, or the smallest and the largest, such as (0, 2)")
         object.__setattr__(self, "numbers", numbers)
         for name, value in known.items():
+            if isinstance(value, (int, float, str)) or not value or any(each < 0 for each in value):
+                raise ValueError(f"{name} must be a sequence of numbers that are not negative, not {value!r}")
+            if name in ("drop", "duplicate") and max(value) > 1:
+                raise ValueError(f"{name} is a probability: {max(value):g} is more than 1")
+            if name == "for_s" and (len(value) != 2 or not 0 < value[0] <= value[1]):
+                raise ValueError(f"for_s must be the shortest and the longest duration, not {value!r}")
             object.__setattr__(self, name, value)
 
     def plan(self, chance: Random, seconds: float) -> Plan:

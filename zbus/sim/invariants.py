@@ -7,18 +7,19 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from zbus.bridge.config import BridgeConfig
+from zbus.deliver.subscriber import PAGE_EVENTS_MIN
 from zbus.mesh.inbox import PEERS_MAX
 from zbus.mesh.peer import BUFFERED_EVENTS_MAX, KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node
 
+from .errors import told
 from .ledger import CONVERGES, MEMORY, NO_EXCEPTION, Ledger
-from .loop import has_failed
+from .machine.loop import has_failed
 from .node import SimNode
 
 POLL_S = 0.1
 PASSED_MAX = 100_000  # identities of events that are being stored
-PAGE_EVENTS_MAX = 2_000  # beside its queue, a subscription may hold a page of the log
 
 
 class Checked(Protocol):
@@ -80,7 +81,9 @@ class Invariants:
         """Report tasks that failed without anything that noticed it."""
         for node in self._world.nodes.values():
             for task in [task for process in node.processes for task in process.tasks if has_failed(task)]:
-                what = f"a task raised {task.exception()!r}, and nothing awaited it: {task.get_coro()}"
+                error = task.exception()
+                assert error is not None
+                what = f"a task raised {told(error)}, and nothing awaited it"
                 self._world.ledger.broken(NO_EXCEPTION, node.name, what)
 
     def _check_own(self) -> None:
@@ -95,7 +98,8 @@ class Invariants:
             return
         for subscription in inside.dispatcher.subscriptions:
             reader = subscription.subscriber
-            if reader.overflow != "block" and reader.queued > max(reader.queue_events, PAGE_EVENTS_MAX):
+            most = reader.queue_events if reader.is_live else max(reader.queue_events, PAGE_EVENTS_MIN)
+            if reader.overflow != "block" and reader.queued > most:
                 self._once(MEMORY, node.name, f"a queue for {reader.queue_events} events holds {reader.queued}")
         if len(inside.dispatcher.passed) > PASSED_MAX:
             self._once(MEMORY, node.name, "too many events count as being stored")

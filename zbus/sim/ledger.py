@@ -14,20 +14,24 @@ from zlib import crc32
 
 from zbus.errors import PayloadInvalid, SubscriberLagged
 from zbus.event import Event
+from zbus.headers import raw_headers
 from zbus.keys import KeySet
 from zbus.ports.log import Row
 
-from .disk import Disk
 from .errors import Violation
-from .loop import Process
+from .machine.disk import Disk
+from .machine.loop import Process, current_process
 
 Identity = tuple[int, int]
 GAPS = "@zbus/gap"
+BEHIND_S = 2.0  # a subscription that received an event within this time is slow, and has not lost the others
 SETTLE_S = 1.0  # a live subscription may miss what a node without a log publishes before it knows the subscription
 
 DELIVERED = "acknowledged events are delivered"
 ORDER = "order per publisher and key is kept"
 AGAIN = "no event is delivered again after its acknowledgement"
+EARLY = "no event is acknowledged before it was handled"
+MATCHING = "only events of subscribed keys are delivered"
 UNIQUE = "no offset or identity is used for two events"
 GAP_REPORTED = "every gap is reported"
 GAP_REAL = "every reported gap is real"
@@ -35,7 +39,10 @@ CONVERGES = "everything converges after the faults"
 MEMORY = "memory bounds hold"
 NO_EXCEPTION = "no callback raises"
 CLOSES = "closing takes bounded time"
-INVARIANTS = (DELIVERED, ORDER, AGAIN, UNIQUE, GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES)
+INVARIANTS = (
+    *(DELIVERED, ORDER, AGAIN, EARLY, MATCHING, UNIQUE),
+    *(GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES),
+)
 
 
 class Published(NamedTuple):
@@ -73,6 +80,9 @@ class Reader(Protocol):
     def queued(self) -> int:
         """The events in memory."""
 
+    def forget(self) -> None:
+        """Drop the events in memory."""
+
 
 class Subscription:
     """A subscription as the ledger sees it: what it received, and what it is owed."""
@@ -85,6 +95,8 @@ class Subscription:
         self.is_open = True
         self.missed = 0  # as `SubscriberLagged` says
         self._last: dict[tuple[int, str], int] = {}
+        self._handled = 0  # the offset up to which a durable subscriber has acknowledged
+        self._in_hand = 0  # the offset of the event that a durable subscriber handles now; 0: none
         self.account = ledger.account(self)
 
     def ready(self) -> None:
@@ -93,6 +105,21 @@ class Subscription:
             self.ready_at = self._ledger.now()
             self.account.ready(self.ready_at, self)
             self._ledger.note("subscribed", self.node, self.durable or "-", *self.reader.key_exprs)
+
+    def asked(self) -> None:
+        """The next event is asked for, which acknowledges the last one: until now its position must not be stored."""
+        in_hand, self._in_hand = self._in_hand, 0
+        self._handled = max(self._handled, in_hand)
+        if in_hand and self.durable is not None and self.process.alive:
+            stored = self._ledger.acknowledged_up_to(self.node, self.durable)
+            if stored >= in_hand:
+                what = f"the position of {self.durable!r} is {stored}, and the event at {in_hand} is being handled"
+                self._ledger.broken(EARLY, self.node, what)
+
+    def acknowledged(self, offset: int) -> None:
+        """The subscriber itself acknowledges everything up to an offset."""
+        if offset >= self._in_hand:
+            self._in_hand = 0
 
     def delivered(self, event: Event) -> None:
         """An event was handed over."""
@@ -107,8 +134,15 @@ class Subscription:
         if event.sequence <= last:
             ledger.broken(ORDER, self.node, f"{_name(identity)} on {event.key} follows sequence {last}")
         self._last[stream] = event.sequence
-        if self.durable is not None and event.offset <= ledger.acknowledged_up_to(self.node, self.durable):
+        if self.durable is not None and event.offset <= max(
+            self.account.released_at, ledger.acknowledged_up_to(self.node, self.durable)
+        ):
             ledger.broken(AGAIN, self.node, f"{_name(identity)} at offset {event.offset} for {self.durable!r}")
+        if event.key not in self.keys:
+            what = f"{_name(identity)} on {event.key} was delivered for {', '.join(self.keys.expressions)}"
+            ledger.broken(MATCHING, self.node, what)
+        if self.durable is not None:
+            self._in_hand = event.offset
         self.account.delivered(identity)
         ledger.delivered(self, event)
 
@@ -127,6 +161,10 @@ class Subscription:
         self.is_open = False
         self.account.closed(self)
 
+    def released(self) -> None:
+        """It has stored its position, and was closed without an error."""
+        self.account.released_at = max(self.account.released_at, self._handled)
+
 
 class Account:
     """What is owed to one durable name, or to one subscription without a name."""
@@ -135,9 +173,12 @@ class Account:
         self._ledger, self.node, self.durable, self.keys = ledger, node, durable, keys
         self.ready_at: float | None = None
         self.unlogged_since = 0.0
+        self.released_at = 0  # the offset that an orderly end must have stored
         self.got: set[Identity] = set()
         self.owed: dict[Identity, Published] = {}
         self.readers: list[Subscription] = []  # the open ones
+        self.is_retired = False  # the scenario has closed it: nothing is expected of it until it is opened again
+        self.delivered_at = 0.0
 
     @property
     def is_read(self) -> bool:
@@ -149,7 +190,8 @@ class Account:
         self.readers = [each for each in self.readers if each.process.alive] + [reader]
         if self.ready_at is None:
             self.ready_at = at_s
-        # What a node without a log published before this process was ready is gone, and nobody can know it.
+        self.is_retired = False
+        # What a node without a log published before this process was ready is gone, and no node can know it.
         self.unlogged_since = at_s + SETTLE_S
         self.drop_owed(lambda published: not published.has_log)
 
@@ -177,6 +219,7 @@ class Account:
 
     def delivered(self, identity: Identity) -> None:
         """An event was handed over."""
+        self.delivered_at = self._ledger.now()
         self.got.add(identity)
         self.owed.pop(identity, None)
 
@@ -185,6 +228,8 @@ class Account:
         self.readers = [each for each in self.readers if each is not reader]
         if self.durable is None:
             self.owed.clear()
+        # A scenario that closes a durable subscription means it. A program that does has stopped reading.
+        self.is_retired = current_process.get() is None
 
 
 class Ledger:
@@ -198,13 +243,14 @@ class Ledger:
         self.violations: list[Violation] = []
         self.unchecked: set[str] = set()
         self.excused: set[Identity] = set()  # removed by retention, damage or a restore
+        self.missed: dict[str, set[Identity]] = {}  # by node: those that it reported as a range of offsets of a log
         self.forged: set[Identity] = set()  # made by a hostile peer
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
         self.watched: list[Callable[[str, Event], None]] = []  # of users
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
-        self._subscriptions = 0
+        self._subscriptions: list[Subscription] = []
 
     # What happens.
 
@@ -218,8 +264,8 @@ class Ledger:
 
     def account(self, subscription: Subscription) -> Account:
         """Return the account of a subscription: a durable name keeps its account over restarts."""
-        self._subscriptions += 1
-        name = subscription.durable or f"#{self._subscriptions}"
+        self._subscriptions.append(subscription)
+        name = subscription.durable or f"#{len(self._subscriptions)}"
         found = self.accounts.get((subscription.node, name))
         if found is None:
             found = Account(self, subscription.node, subscription.durable, subscription.keys)
@@ -286,6 +332,13 @@ class Ledger:
         if accounts and all(each.got.issuperset(missing) for each in accounts):
             self.broken(GAP_REAL, node, f"{_range(gap)} was reported missing, but every subscription had received it")
 
+    def range_reported(self, node: str, log_id: int, after: int, until: int) -> None:
+        """A node reported that a log no longer has events between two offsets. It cannot name them."""
+        missed = self.missed.setdefault(node, set())
+        for name in [disk.name for disk in self.disks.values() if disk.log_id == log_id]:
+            found = [self._offsets.get((name, offset)) for offset in range(after + 1, until + 1)]
+            missed.update(each for each in found if each in self.excused)
+
     def acknowledged_up_to(self, node: str, durable: str) -> int:
         """Return the stored position of a durable subscription."""
         disk = self.disks.get(node)
@@ -306,11 +359,17 @@ class Ledger:
         """A log was replaced by an older copy: what no log has any more cannot be delivered."""
         kept = {identity for each in everywhere for identity in each.identities}
         for account in self.accounts.values():
+            account.released_at = 0
             for identity in [each for each in account.owed if each not in kept]:
                 del account.owed[identity]
         self._offsets = {key: value for key, value in self._offsets.items() if key[0] != disk.name}
         for offset, row in enumerate(disk.rows, disk.low_water + 1):
             self._offsets[disk.name, offset] = (row.publisher_id, row.sequence)
+
+    def forget(self) -> None:
+        """Drop the events that wait in subscriptions: the world has ended."""
+        for subscription in self._subscriptions:
+            subscription.reader.forget()
 
     # What is owed.
 
@@ -318,7 +377,7 @@ class Ledger:
         """Return the events that open subscriptions are owed, without those that were reported as missing."""
         found = []
         for account in self.accounts.values():
-            if not account.owed or not account.is_read:
+            if not account.owed or not (account.is_read or (account.durable is not None and not account.is_retired)):
                 continue
             lagged = sum(reader.missed for reader in account.readers)
             if account.durable is None:
@@ -337,10 +396,14 @@ class Ledger:
             account, identity, published = group[0]
             who = f"durable subscription {account.durable!r}" if account.durable else "a subscription"
             logged = [each for each in group if each[2].has_log]
-            what = (
-                f"{who} to {', '.join(account.keys.expressions)} never received {len(group)} events; the first is "
-                f"{_name(identity)} on {published.key}, published on {published.node} at {published.at_s:.3f} s"
-            )
+            first = f"{_name(identity)} on {published.key}, published on {published.node} at {published.at_s:.3f} s"
+            where = f"{who} to {', '.join(account.keys.expressions)}"
+            if account.is_read and self.now() - account.delivered_at < BEHIND_S:
+                what = f"{where} still receives events, and is behind by {len(group)}; the next is {first}"
+                self.broken(CONVERGES, account.node, what)
+                continue
+            unread = "" if account.is_read else ", because nothing reads it any more"
+            what = f"{where} never received {len(group)} events{unread}; the first is {first}"
             self.broken(DELIVERED if logged and account.durable else GAP_REPORTED, account.node, what)
 
     def _is_excused(self, account: Account, identity: Identity, published: Published) -> bool:
@@ -350,7 +413,7 @@ class Ledger:
         ):
             # A durable subscription must receive what its publisher's log still has.
             return account.durable is None or not published.has_log or identity in self.excused
-        return identity in self.excused and self.counted(account.node, "gaps_unrepaired") > 0
+        return identity in self.missed.get(account.node, ())
 
     def _exists(self, identity: Identity, published: Published) -> None:
         known = self.published.get(identity)
@@ -371,7 +434,8 @@ class Ledger:
 
 
 def _content(event: Event | Row) -> int:
-    return crc32(event.payload, crc32(event.key.encode(), event.published_at & 0xFFFFFFFF))
+    headers = event.headers if isinstance(event, Row) else raw_headers(event.headers)
+    return crc32(event.payload, crc32(headers or b"", crc32(event.key.encode(), event.published_at & 0xFFFFFFFF)))
 
 
 def _name(identity: Identity) -> str:

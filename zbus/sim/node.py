@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from zbus.bridge.bridge import Bridge
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
+from zbus.errors import ZbusError
 from zbus.ports.fabric import Fabric
 from zbus.ports.log import Log
 
 from .bus import SimBus
-from .disk import Disk
-from .errors import ProcessKilled
-from .fabric import SimFabric, SimNet
+from .errors import ProcessKilled, told
 from .ledger import CLOSES, GAPS, NO_EXCEPTION, Ledger
-from .log import Retention, SimLog
-from .loop import Process, SimLoop, current_process
-from .runtime import Clock, SimRuntime
+from .machine.disk import Disk
+from .machine.fabric import SimFabric, SimNet
+from .machine.log import Retention, SimLog
+from .machine.loop import Process, SimLoop, current_process
+from .machine.runtime import Clock, SimRuntime
 
 if TYPE_CHECKING:
     from zbus.observe.tracing import Tracing
@@ -78,6 +79,8 @@ class SimNode:
         self._calls: dict[asyncio.Future[Any], None] = {}
         self._programs: list[asyncio.Task[Any]] = []
         self.fabrics: list[SimFabric] = []
+        self.logs: list[SimLog] = []  # of all processes
+        self.opened: list[SimBus | Bridge] = []  # of all processes
         self.disk = world.disk(config.log) if config.log is not None else None
         if self.disk is not None:
             world.ledger.disks[name] = self.disk
@@ -108,6 +111,8 @@ class SimNode:
     async def start(self) -> SimNode:
         """Start a process: open the bus, and run the program. Raises what opening the bus raises."""
         world = self._world
+        if self.is_alive:
+            raise ZbusError(f"node {self.name} runs already: stop or kill it first")
         self.is_down = False
         self.process = process = Process(f"{self.name}#{len(self.processes) + 1}")
         self.processes.append(process)
@@ -121,11 +126,13 @@ class SimNode:
         try:
             if isinstance(self.config, BridgeConfig):
                 self._bridge = bridge = process.context.copy().run(Bridge.of, self.config, runtime, ports)
+                self.opened.append(bridge)
                 await self.call(bridge.start)
             else:
                 config = self.config
                 make = lambda: SimBus(config, runtime, ports, world.ledger, self)  # noqa: E731
                 self._bus = bus = process.context.copy().run(make)
+                self.opened.append(bus)
                 await self.call(bus.start)
                 self.spawn(self._watch_gaps)
                 for program in self.programs:
@@ -194,6 +201,20 @@ class SimNode:
             self._world.note("thawed", self.name)
             self.process.thaw(self._world.loop)
 
+    def forget(self) -> None:
+        """Drop what killed processes left behind: the world has ended.
+
+        Bursts of events, as events themselves, are invisible to the garbage collector, and lead to everything.
+        """
+        for process in self.processes:
+            process.tasks.clear()
+            process.kept.clear()
+        for log in self.logs:
+            log.forget()
+        for opened in self.opened:
+            if (commits := opened._node.commits) is not None:
+                commits._in_flight.clear()
+
     # Code in its process.
 
     def also(self, program: Program) -> None:
@@ -245,7 +266,7 @@ class SimNode:
     def _program_ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self.is_alive and not _is_closing(self._bus):
-            self._world.ledger.broken(NO_EXCEPTION, self.name, f"its program raised {error!r}")
+            self._world.ledger.broken(NO_EXCEPTION, self.name, f"its program raised {told(error)}")
 
     async def _watch_gaps(self) -> None:
         async with self.bus.subscribe(GAPS, queue_events=WATCHED_GAPS) as gaps:
@@ -277,7 +298,7 @@ class SimPorts:
         kept = (config.retain_age_s, config.retain_events, config.retain_bytes)
         rules = Retention(*kept, config.retain_ignore_cursors) if any(each is not None for each in kept) else None
         owner, pid = f"process {runtime.pid()}", runtime.pid()
-        return SimLog(
+        log = SimLog(
             disk,
             later,
             runtime.time_ns,
@@ -287,6 +308,8 @@ class SimPorts:
             read_only=config.read_only,
             retention=rules,
         )
+        self._node.logs.append(log)
+        return log
 
     def open_fabric(self, config: BusConfig, url: str, session: Any) -> Fabric:
         """Open the node's end of a transport."""

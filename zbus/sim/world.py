@@ -18,9 +18,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
+from inspect import iscoroutinefunction
 from random import Random
 from types import TracebackType
 from typing import Any
@@ -30,18 +33,18 @@ from zbus.config import BusConfig
 from zbus.errors import ConfigInvalid, ZbusError
 from zbus.observe import records
 
-from .boundary import boundary
-from .disk import Disk
 from .errors import InvariantBroken, WorldBoundary, WorldStuck
-from .fabric import Conditions, SimNet
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
 from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
-from .loop import SimLoop, current_process
+from .machine.boundary import boundary
+from .machine.disk import Disk
+from .machine.fabric import Conditions, SimNet
+from .machine.loop import SimLoop, current_process
+from .machine.runtime import EPOCH_NS
 from .node import Program, SimNode
 from .route_rules import Sample, Topology
-from .runtime import EPOCH_NS
 from .trace import Trace
 
 TRANSPORT = "sim://world"
@@ -50,6 +53,7 @@ LIMIT_S = 3600.0
 CHECK_S = 1.0
 ROUNDS = 200  # of the loop, in which what is left at the end may end
 FIRST_PID = 1000
+RANGES_MISSED = ("gap_corrupt", "gap_trimmed")  # the codes of records about events that a log no longer has
 
 Check = Callable[["World"], str | None]
 
@@ -114,6 +118,8 @@ class World:
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
     ) -> None:
+        if not isinstance(seed, int):
+            raise ConfigInvalid("seed", f"must be a whole number, not {seed!r}")
         self.seed, self._overrides = seed, overrides or Overrides()
         self._converge_s, self._limit_s, self._keep_trace = converge_s, limit_s, keep_trace
         self.nodes: dict[str, SimNode] = {}
@@ -176,11 +182,18 @@ class World:
         function that gets the bus; it runs again after each restart. `settings`: as for `zbus.open`; all nodes share
         one transport unless they name others.
         """
+        self._check_entered()
+        if program is not None and not callable(program):
+            raise TypeError("program must be a function that gets the bus: give it without calling it")
         path = f"{name}.db" if log is True else log or None
         if not settings.keys() & {"transport", "transports"}:
             settings["transport"] = TRANSPORT
         config = BusConfig.exactly(log=path, node=name, **settings)
         return await self._add(SimNode(self, name, config, program, clock_ahead_s))
+
+    def _check_entered(self) -> None:
+        if not hasattr(self, "loop") or self.trace.ended:
+            raise ZbusError("this world is not entered: use it inside of `async with zbus.sim.world(…) as world:`")
 
     async def bridge(
         self,
@@ -203,15 +216,22 @@ class World:
             others = [each.name for each in self.nodes.values() if each.disk is node.disk]
             if others:
                 raise ConfigInvalid("log", f"{node.disk.name!r} is the log of node {others[0]!r}")
-            node.disk.point = lambda step: self.actions.at_step(node, step)
+            node.disk.point = partial(self._at_step, node, node.disk)
         self.nodes[node.name] = node
         self._knows.clear()
         return await node.start()
+
+    def _at_step(self, node: SimNode, disk: Disk, step: str) -> None:
+        """A process has reached a step at which a fault may be aimed."""
+        if step == "acknowledged":
+            self.note(step, node.name, *[f"{name} up to {cursor.offset}" for name, cursor in disk.cursors.items()])
+        self.actions.at_step(node, step)
 
     # Time.
 
     async def run(self, seconds: float) -> None:
         """Let time pass."""
+        _check_seconds("seconds", seconds)
         await asyncio.sleep(seconds)
 
     @property
@@ -221,6 +241,8 @@ class World:
 
     async def until(self, condition: Callable[[], object], within_s: float = CONVERGE_S) -> None:
         """Wait until a condition is true. Raises `WorldStuck` if it is not within `within_s` seconds."""
+        if not callable(condition) or iscoroutinefunction(condition):
+            raise TypeError("condition must be a function without arguments that is not `async`, such as lambda: found")
         deadline = self.now + within_s
         while not condition():
             if self.now >= deadline:
@@ -240,6 +262,11 @@ class World:
 
     async def play(self, faults: Faults, seconds: float) -> None:
         """Let the faults that the seed draws happen during the next `seconds` seconds, and wait for their end."""
+        _check_seconds("seconds", seconds)
+        if not isinstance(faults, Faults):
+            raise TypeError(f"faults must be zbus.sim.Faults, such as zbus.sim.ORDINARY, not {faults!r}")
+        if not self.nodes:
+            raise ConfigInvalid("faults", "this world has no nodes yet: add them before play")
         plan = self._overrides.apply(faults.plan(self.source("plan"), seconds))
         self.plan = plan
         for net in self.nets.values():
@@ -264,6 +291,8 @@ class World:
 
     def partition(self, one: SimNode, other: SimNode, *, both_ways: bool = True) -> None:
         """Cut the way from one node to another, and back, on every transport."""
+        if one is other:
+            raise ConfigInvalid("partition", f"{one.name!r} cannot be cut off from itself; isolate cuts a node off")
         self._cut(one, other, both_ways, True)
         self.injected("partition" if both_ways else "one_way", one.name, other.name)
 
@@ -279,6 +308,9 @@ class World:
         self.note("mended", "", one.name, other.name)
 
     def _cut(self, one: SimNode, other: SimNode, both_ways: bool, cut: bool) -> None:
+        for node in (one, other):
+            if not isinstance(node, SimNode):
+                raise TypeError(f"give nodes, as world.node returned them, not {node!r}")
         for net in self.nets.values():
             net.way(one.name, other.name).cut = cut
             if both_ways:
@@ -328,6 +360,8 @@ class World:
         @world.invariant
         def no_order_is_billed_twice(world): ...
         """
+        if iscoroutinefunction(check):
+            raise TypeError(f"{check.__name__} must not be `async`: an invariant is called between two steps")
         self.checks.append(check)
         return check
 
@@ -358,6 +392,7 @@ class World:
         if not isinstance(loop, SimLoop):
             raise ZbusError("a simulated world needs virtual time: run it with zbus.sim.run(main()), not asyncio.run")
         self.loop = loop
+        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self.trace = Trace(loop.time, self._keep_trace)
         self.ledger = Ledger(loop.time, self.note)
         self.ledger.reaches = self.reaches
@@ -372,13 +407,14 @@ class World:
         records.logger.disabled = True
         self._stack.callback(setattr, records.logger, "disabled", silent)
         self._stack.callback(records.listen(logging.INFO, self._record))
-        self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self._spawn(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, GeneratorExit):
+            return  # the run was interrupted, and its loop is gone
         try:
             if error is None:
                 await self.heal()
@@ -424,6 +460,9 @@ class World:
     def _record(self, level: int, fields: dict[str, Any]) -> None:
         shown = {name: value for name, value in fields.items() if name not in ("correlation_id", "record")}
         self.note("record", "", fields["record"], shown)
+        process = current_process.get()
+        if fields.get("code") in RANGES_MISSED and process is not None:
+            self.ledger.range_reported(process.node, fields["origin"], fields["after"], fields["until"])
 
     async def _end(self) -> None:
         """Stop the trace, and let everything that is left end. What it still does has no effect."""
@@ -443,9 +482,13 @@ class World:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
         # Events are invisible to the garbage collector, and lead to disks and contexts.
+        self.ledger.forget()
         for disk in self.disks.values():
             disk.detach()
         for node in self.nodes.values():
-            for process in node.processes:
-                process.tasks.clear()
-                process.kept.clear()
+            node.forget()
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise ConfigInvalid(name, f"must be a number of seconds that is not negative, not {seconds!r}")

@@ -18,8 +18,8 @@ def routes(
     json: JsonOption = False,
 ) -> None:
     """Show which event reaches which subscriber, and why or why not. Exit code 1 if that is not as expected."""
-    from zbus.sim.declared import load_declared
-    from zbus.sim.routes import find_routes
+    from zbus.sim.scenarios.declared import load_declared
+    from zbus.sim.scenarios.routes import find_routes
 
     report = find_routes(load_declared(scenario))
     shown = [each for each in report.routes if each.wrong or not only_wrong]

@@ -48,8 +48,8 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Run scenarios with many seeds. Exit code 1 if an invariant was broken."""
-    from zbus.sim.runner import Result, run_file, run_seed
-    from zbus.sim.scenario import load_scenarios
+    from zbus.sim.scenarios.runner import Result, run_file, run_seed
+    from zbus.sim.scenarios.scenario import load_scenarios
     from zbus.sim.world import Overrides
 
     found = load_scenarios(scenario)
@@ -89,18 +89,24 @@ def run(
             bar.update(task, advance=len(results), description=f"simulating, {len(report.failed)} failed")
             _note_resumed(resume, fingerprint, before)
 
-        if overrides is not None:
-            for each, chosen in work:
-                finished([run_seed(each, one, overrides)[0] for one in chosen])
-        else:
-            named = [(each.name, chosen) for each, chosen in work]
-            run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
+        try:
+            if overrides is not None:
+                for each, chosen in work:
+                    finished([run_seed(each, one, overrides)[0] for one in chosen])
+            else:
+                named = [(each.name, chosen) for each, chosen in work]
+                run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
+        except KeyboardInterrupt:
+            report.interrupted = True
     report.write_summary()
-    for result in report.failed[:SHRUNK_FAILURES]:
+    for result in () if report.interrupted else report.failed[:SHRUNK_FAILURES]:
         (one,) = [each for each, _ in work if each.name == result.scenario]
         report.explain(one, result, overrides, shrink and overrides is None)
     for result in report.failed[SHRUNK_FAILURES:]:
         note(f"FAILED {result.scenario}, seed {result.seed}: {result.violations[0]}")
+    if report.interrupted:
+        note("zbus: interrupted; the summary has the seeds that were run")
+        raise typer.Exit(1)
     if report.failed or report.not_failed:
         raise typer.Exit(1)
 
@@ -111,26 +117,32 @@ class _Report:
     def __init__(self, path: Path, json: bool) -> None:
         self._path, self._json = path, json
         self.failed: list[Any] = []
-        self.known: list[Any] = []
-        self.not_failed: list[str] = []  # scenarios that are marked as known failures and did not fail
+        self.interrupted = False
+        self.known: dict[str, bool] = {}  # scenarios that are marked as known failures, and whether they failed
         self._seeds = self._events = 0
         self._virtual_s = self._node_s = self._real_s = 0.0
         self._faults: Counter[str] = Counter()
         self._frames: Counter[str] = Counter()
+        self._delivered: Counter[str] = Counter()  # by scenario
+
+    @property
+    def not_failed(self) -> list[str]:
+        """The scenarios that are marked as known failures and did not fail."""
+        if self.interrupted:
+            return []
+        return [name for name, failed in self.known.items() if not failed]
 
     def add(self, result: Any, known: str) -> None:
         self._seeds += 1
         self._events += result.events
+        self._delivered[result.scenario] += result.events
         self._virtual_s += result.virtual_s
         self._node_s += result.node_s
         self._real_s += result.real_s
         self._faults.update(result.faults)
         self._frames.update(result.frames)
         if known:
-            if result.failed:
-                self.known.append(result)
-            else:
-                self.not_failed.append(f"{result.scenario} with seed {result.seed}")
+            self.known[result.scenario] = self.known.get(result.scenario, False) or result.failed
         elif result.failed:
             self.failed.append(result)
 
@@ -159,13 +171,15 @@ class _Report:
             f"frames: {_counts(self._frames)}",
         ]
         write("".join(f"{line}\n" for line in lines).encode())
+        for name in [name for name, events in self._delivered.items() if not events]:
+            note(f"zbus: no event was delivered in {name}: it proves nothing about events")
         for each in self.not_failed:
-            note(f"zbus: {each} is marked as a known failure and did not fail: remove the mark")
+            note(f"zbus: {each} is marked as a known failure, and no seed failed: remove the mark")
 
     def explain(self, scenario: Any, result: Any, overrides: Any, shrinks: bool) -> None:
         """Print a failure: what is broken, the smallest run, and the command that repeats it."""
-        from zbus.sim.runner import run_seed
-        from zbus.sim.shrink import shrink
+        from zbus.sim.scenarios.runner import run_seed
+        from zbus.sim.scenarios.shrink import shrink
 
         note(f"\nFAILED {result.scenario}, seed {result.seed}:")
         for violation in result.violations[:5]:
@@ -179,7 +193,7 @@ class _Report:
             kept = len(overrides.faults or ())
             note(f"shrunk in {smallest.runs} runs from {result.planned} faults to {kept}{choices}:")
         again, trace = run_seed(scenario, result.seed, overrides, keep_trace=True)
-        for violation in again.violations[:5]:
+        for violation in again.violations[:5] if shrinks else ():
             note(f"  {violation}")
         note("the run:")
         for line in _essential(trace):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zbus.sim.runner import Result
+    from zbus.sim.scenarios.runner import Result
     from zbus.sim.trace import Trace
 
 COLUMN = 34

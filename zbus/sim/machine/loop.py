@@ -25,10 +25,11 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from .errors import WorldBoundary, WorldStuck
+from zbus.sim.errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 
+BEAT_STEPS = 0xFFF  # the loop calls the watchdog after so many steps, a power of two less one
 STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
 CLEANUP_S = 60.0  # how long a scenario that was interrupted may clean up
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
@@ -74,6 +75,11 @@ class Process:
         # Kept as long as the world: if the tasks of a killed process were collected, their `finally` blocks would run.
         self.context = copy_context()
         self.context.run(current_process.set, self)
+
+    @property
+    def node(self) -> str:
+        """The name of its node."""
+        return self.name.rpartition("#")[0]
 
     def kill(self) -> None:
         """Stop at once. Nothing of this process runs again."""
@@ -146,6 +152,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.at_close: list[Callable[[], object]] = []
         self.steps = 0
         self.limit_s = math.inf  # of virtual time
+        self._beat: Callable[[], object] = lambda: None
+
+    def beat(self, call: Callable[[], object]) -> None:
+        """Call a function every few thousand steps."""
+        self._beat = call
 
     # Scheduling.
 
@@ -307,6 +318,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 process.kept.append(handle)
                 continue
             self.steps += 1
+            if not self.steps & BEAT_STEPS:
+                self._beat()
             try:
                 handle.context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
@@ -339,6 +352,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         """Forget everything that is scheduled."""
+        for task in self.open_tasks():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
         # Events lead to the loop, and they are invisible to the collector.
         self._closed, self._handler, self._default = True, None, None
         for each in self.at_close:
@@ -383,6 +398,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass on an exception that no caller gets."""
+        if self._closed:
+            return  # what an interrupted run leaves behind says nothing
         if self._handler is None:
             self.default_exception_handler(context)
         else:

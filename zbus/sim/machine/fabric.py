@@ -1,9 +1,9 @@
 """`SimFabric`: the transport port on a simulated network.
 
 Each ordered pair of nodes has a `Way` with its own random source: it drops, delays and duplicates frames, is cut by a
-partition, and carries so many bytes per second. Frames of one key keep their order, and frames of different keys
+partition, and has a limited rate if a fault says so. Frames of one key keep their order, and frames of different keys
 overtake each other: no transport of zbus promises more. Requests and replies take the same ways. The replies to one
-request have no holes: if one of them is lost, so are all that follow, and the request ends with its timeout.
+request have no gaps: if one of them is lost, so are all that follow, and the request ends with its timeout.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 NAME_MAX = 200
 SCANNED_EVENTS = 4096  # a page looks no further
 PRUNE_S = 15.0  # as often as SQLite, retention removes events
-PRUNE_EVENTS = 4096  # and after so many new ones
+PRUNE_EVENTS = 4096  # and after this number of new ones
 RETRY_S = 0.25  # a position that could not be stored is stored again
 PROMISE = Promise("power loss", "one", True, "as long as its event", None)
 
@@ -274,6 +274,11 @@ class SimLog:
                     self._notify_next()
                 self.disk.writer_pid = None
                 self.disk.store_positions({}, sync=True)
+
+    def forget(self) -> None:
+        """Drop what waits for a commit: the world has ended."""
+        self._batch, self._appends = [], []
+        self._notices.clear()
 
     # On the log's thread.
 

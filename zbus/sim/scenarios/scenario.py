@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import ConfigInvalid
-
-from .world import CONVERGE_S, LIMIT_S, World
+from zbus.sim.errors import place_of
+from zbus.sim.world import CONVERGE_S, LIMIT_S, World
 
 
 class Scenario(NamedTuple):
@@ -19,7 +19,7 @@ class Scenario(NamedTuple):
     name: str
     play: Callable[[World], Awaitable[object]]
     known_failure: str = ""  # why it fails today
-    known_seeds: tuple[int, ...] = ()  # with which it fails; only these are run until it is fixed
+    known_seeds: tuple[int, ...] = ()  # it fails with some of these; only these are run until it is fixed
     share: float = 1.0  # of the seeds, when several scenarios of a file are run
     converge_s: float = CONVERGE_S
     limit_s: float = LIMIT_S
@@ -47,9 +47,9 @@ def scenario(
             await world.node("billing", log=True, program=bill)
             await world.play(zbus.sim.ORDINARY, seconds=30)
 
-    `known_failure`: why it fails today, with the `known_seeds`; only these are run, and they must fail. `share`: the
-    part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after the faults.
-    `limit_s`: how many virtual seconds it may take in all.
+    `known_failure`: why it fails today, with some of the `known_seeds`; only these are run, and one must fail.
+    `share`: the part of the seeds that this scenario gets. `converge_s`: how long everything may take to converge after
+    the faults. `limit_s`: how many virtual seconds it may take in all.
     """
 
     def make(play: Callable[[World], Awaitable[object]]) -> Scenario:
@@ -74,7 +74,13 @@ def load_scenarios(path: str | Path) -> list[Scenario]:
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as for `python FILE`: it may import the service that it tests
-    found = [each for each in runpy.run_path(str(file)).values() if isinstance(each, Scenario)]
+    try:
+        names = runpy.run_path(str(file))
+    except (Exception, SystemExit) as error:
+        where = place_of(error) if not isinstance(error, SyntaxError) else ""
+        what = f"{type(error).__name__}: {error}{where}"
+        raise ConfigInvalid("scenario", f"{file} cannot be imported: {what}") from error
+    found = [each for each in names.values() if isinstance(each, Scenario)]
     if not found:
         raise ConfigInvalid("scenario", f"{file} has no function that is decorated with @zbus.sim.scenario()")
     return found

@@ -15,13 +15,13 @@ from zbus.errors import PayloadInvalid, SchemaInvalid, ZbusError
 from zbus.event import Event
 from zbus.keys import check_expression, matches
 from zbus.payload import encode_payload
+from zbus.sim import run
+from zbus.sim.errors import InvariantBroken, WorldStuck
+from zbus.sim.ledger import DELIVERED, GAP_REPORTED
+from zbus.sim.route_rules import Sample, Topology, Verdict
+from zbus.sim.world import World
 
-from . import run
 from .declared import Declared, DeclaredEvent, Named, Received
-from .errors import InvariantBroken, WorldStuck
-from .ledger import DELIVERED, GAP_REPORTED
-from .route_rules import Sample, Topology, Verdict
-from .world import World
 
 SEED = 0
 SPACED_S = 0.1  # between two events, so that no queue overflows

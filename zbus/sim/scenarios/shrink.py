@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from zbus.sim.world import Overrides
+
 from .runner import Result, run_seed
 from .scenario import Scenario
-from .world import Overrides
 
 RUNS_MAX = 200
 SHORTEST_S = 0.1

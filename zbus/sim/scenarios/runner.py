@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
@@ -15,14 +18,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from . import run as run_world
-from .errors import InvariantBroken, Violation
+from zbus.sim import run as run_world
+from zbus.sim.errors import InvariantBroken, Violation, place_of
+from zbus.sim.trace import Trace
+from zbus.sim.world import Overrides, World
+
 from .scenario import Scenario, load_scenarios
-from .trace import Trace
-from .world import Overrides, World
 
 COLLECT_EVERY = 20  # seeds
 CHUNK_SEEDS = 10
+PARENT_S = 1.0
 ENDED = "the scenario ends"
 
 
@@ -77,7 +82,7 @@ def run_seed(
     except InvariantBroken as error:
         violations = error.violations
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {error}{place_of(error)}"
         violations = (*world.ledger.violations, Violation(ENDED, world.loop.time(), "", what))
     took = perf_counter() - began
     loop, trace = world.loop, world.trace
@@ -145,7 +150,8 @@ def run_file(
             finished(_run_chunk(*chunk))
         return
     # Forked, so that nothing is imported again.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, fork, _end_with, (os.getpid(),)) as pool:
         waiting: set[Future[list[Result]]] = set()
         queued = iter(chunks)
         while True:
@@ -157,6 +163,17 @@ def run_file(
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for each in done:
                 finished(each.result())
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when its parent does, however that ends: nothing waits for its results any more."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="zbus-sim-parent", daemon=True).start()
 
 
 _loaded: dict[str, list[Scenario]] = {}

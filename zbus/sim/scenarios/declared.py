@@ -35,13 +35,12 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet, check_expression, check_key
 from zbus.schema.json_schema import compile_schema
-
-from .bus import SimBus
-from .errors import InvariantBroken
-from .faults import KINDS, NONE, Faults
-from .node import SimNode
-from .route_rules import net_name
-from .world import CONVERGE_S, LIMIT_S, TRANSPORT, World
+from zbus.sim.bus import SimBus
+from zbus.sim.errors import InvariantBroken
+from zbus.sim.faults import KINDS, NONE, Faults
+from zbus.sim.node import SimNode
+from zbus.sim.route_rules import net_name
+from zbus.sim.world import CONVERGE_S, LIMIT_S, TRANSPORT, World
 
 SETTLE_S = 1.0  # in which the nodes learn of each other's subscriptions
 RETRY_S = 0.1

@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from .errors import WorldBoundary
+from zbus.errors import ZbusError
+from zbus.sim.errors import WorldBoundary
+
 from .loop import SimLoop
 
 REFUSED = (
@@ -36,8 +38,10 @@ REFUSED = (
 def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Iterator[None]:
     """Replace clocks and chance, and refuse what cannot be simulated, for code that runs on `loop`.
 
-    Other threads of this process keep the real ones.
+    Other threads of this process keep the real ones. One world at a time: records and `random` belong to the process.
     """
+    if not _one_world.acquire(blocking=False):
+        raise ZbusError("another simulated world runs in this process; end it first, or use another process")
     saved: list[tuple[Any, str, Any]] = []
     shared, another = random._inst, Random()
 
@@ -80,8 +84,10 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
         shared.setstate(state)
         for owner, name, real in reversed(saved):
             setattr(owner, name, real)
+        _one_world.release()
 
 
+_one_world = threading.Lock()
 _outside: list[None] = []  # not empty while a part of the simulator itself uses the machine
 
 
@@ -101,9 +107,17 @@ def outside() -> Iterator[None]:
 def _refusing(what: str, instead: str) -> Callable[..., Any]:
     def refuse(*args: Any, **options: Any) -> Any:
         frame = sys._getframe(2)
-        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _STANDARD:
+        opens = False
+        while frame.f_back is not None:
+            package = frame.f_globals.get("__name__", "").partition(".")[0]
+            if package not in _STANDARD and not package.startswith("zbus"):
+                break
+            opens = opens or package.startswith("zbus")
             frame = frame.f_back
-        raise WorldBoundary(what, instead, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        caller = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if opens:  # a bus that is not part of the world
+            raise WorldBoundary(f"{what} of a real bus", "open a bus with `await world.node(…)`", caller)
+        raise WorldBoundary(what, instead, caller)
 
     return refuse
 

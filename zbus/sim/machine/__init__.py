@@ -1,0 +1,1 @@
+"""The simulated machine: its event loop, clock, threads, disk and network."""

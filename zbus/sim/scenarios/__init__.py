@@ -1,0 +1,1 @@
+"""Scenarios: their files, running them with many seeds, shrinking failures, and checking routes."""
