@@ -19,7 +19,7 @@ from zbus import BusConfig
 from zbus.errors import LogTrimmed, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Log, Row, Schema, Span, Stored
-from zbus.sim.log import SimLog
+from zbus.sim.machine.log import SimLog
 from zbus_log import Rules, SqliteLog, open_log
 
 KEYS = ["a", "a/b", "a/b/c", "x"]
