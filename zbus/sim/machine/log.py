@@ -245,8 +245,7 @@ class SimLog:
                 if row.published_at >= span.from_ns:
                     after = offset
                     break
-            after = max(span.after, after)
-            return span._replace(after=after, until=max(after, until))
+            return span._replace(after=max(span.after, after), until=until)
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Call `moved` with the head whenever it has changed."""
