@@ -245,11 +245,9 @@ class Ledger:
         self.unchecked: set[str] = set()
         self.excused: set[Identity] = set()  # removed by retention, damage or a restore
         self.missed: dict[str, set[Identity]] = {}  # by node: those that it reported as a range of offsets of a log
-        self.forged: set[Identity] = set()  # made by a hostile peer
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
-        self.watched: list[Callable[[str, Event], None]] = []  # of users
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
         self._subscriptions: list[Subscription] = []
 
@@ -300,8 +298,7 @@ class Ledger:
         identity = event.identity
         published = self.published.get(identity)
         if published is None:
-            if identity not in self.forged:
-                self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} was never published")
+            self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} was never published")
             return
         disk = self.disks.get(subscription.node)
         if event.offset and disk is not None and self._offsets.get((disk.name, event.offset)) != identity:
@@ -312,8 +309,6 @@ class Ledger:
             self.published[identity] = published._replace(content=content)
         elif published.content != content:
             self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} differs from what was published")
-        for watch in self.watched:
-            watch(subscription.node, event)
 
     def gap_reported(self, subscription: Subscription, fields: dict[str, Any]) -> None:
         """A node reported a gap."""
