@@ -248,6 +248,7 @@ class Ledger:
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
+        self.last_errors: dict[str, str] = {}  # by node: its last log record of an error
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
         self._subscriptions: list[Subscription] = []
 
@@ -400,6 +401,8 @@ class Ledger:
                 continue
             unread = "" if account.is_read else ", because nothing reads it any more"
             what = f"{where} never received {len(group)} events{unread}; the first is {first}"
+            if account.node in self.last_errors:
+                what += f". The last error record of the node: {self.last_errors[account.node]}"
             self.broken(DELIVERED if logged and account.durable else GAP_REPORTED, account.node, what)
 
     def _is_excused(self, account: Account, identity: Identity, published: Published) -> bool:

@@ -127,6 +127,8 @@ class World:
         self._real_logs: RealLogs | None = None
         if not isinstance(seed, int):
             raise ConfigInvalid("seed", f"must be a whole number, not {seed!r}")
+        _check_seconds("converge_s", converge_s)
+        _check_seconds("limit_s", limit_s)
         self.seed, self._overrides = seed, overrides or Overrides()
         self._converge_s, self._limit_s, self._keep_trace = converge_s, limit_s, keep_trace
         self.nodes: dict[str, SimNode] = {}
@@ -262,6 +264,8 @@ class World:
 
     def choose(self, name: str, least: int, most: int) -> int:
         """Return a number from the seed, both ends included. Shrinking a failure makes it smaller."""
+        if not (isinstance(least, int) and isinstance(most, int) and least <= most):
+            raise ConfigInvalid(name, f"must be between two whole numbers, the smaller one first: {least!r}, {most!r}")
         given = self._overrides.choices.get(name)
         number = self.source(f"choice/{name}").randint(least, most) if given is None else max(least, given)
         self.choices[name] = number
@@ -307,6 +311,7 @@ class World:
 
     def isolate(self, node: SimNode) -> None:
         """Cut a node off from all others. `mend` ends it, for each of them."""
+        _check_node(node)
         for other in self.nodes.values():
             self._cut(node, other, True, True)
         self.injected("isolate", node.name)
@@ -317,9 +322,8 @@ class World:
         self.note("mended", "", one.name, other.name)
 
     def _cut(self, one: SimNode, other: SimNode, both_ways: bool, cut: bool) -> None:
-        for node in (one, other):
-            if not isinstance(node, SimNode):
-                raise TypeError(f"give nodes, as world.node returned them, not {node!r}")
+        _check_node(one)
+        _check_node(other)
         for net in self.nets.values():
             net.way(one.name, other.name).cut = cut
             if both_ways:
@@ -327,6 +331,7 @@ class World:
 
     def disconnect(self, node: SimNode) -> None:
         """Take the transports of a node down: sending raises, and nothing arrives."""
+        _check_node(node)
         self.injected("disconnect", node.name)
         for fabric in node.fabrics:
             fabric.disconnected = True
@@ -339,6 +344,7 @@ class World:
 
     def conditions(self, **changed: Any) -> None:
         """Set the conditions of all links: `drop`, `duplicate`, `delay_s`, `bytes_per_s`."""
+        _check_conditions(changed)
         for net in self.nets.values():
             net.set_conditions(net.conditions._replace(**changed))
         self.note("fault", "", "conditions", changed)
@@ -473,6 +479,10 @@ class World:
         shown = {name: value for name, value in fields.items() if name not in ("correlation_id", "record")}
         self.note("record", "", fields["record"], shown)
         process = current_process.get()
+        if level >= logging.ERROR and process is not None:
+            self.ledger.last_errors[process.node] = (
+                f"{fields['record']} {fields.get('error', fields.get('reason', ''))}"
+            )
         if fields.get("code") in RANGES_MISSED and process is not None:
             self.ledger.range_reported(process.node, fields["origin"], fields["after"], fields["until"])
 
@@ -499,6 +509,27 @@ class World:
             disk.detach()
         for node in self.nodes.values():
             node.forget()
+
+
+def _check_node(node: object) -> None:
+    if not isinstance(node, SimNode):
+        raise ConfigInvalid("node", f"must be what `await world.node(…)` returned, not {node!r}")
+
+
+def _check_conditions(changed: Mapping[str, Any]) -> None:
+    for name, value in changed.items():
+        if name not in Conditions._fields:
+            known = ", ".join(Conditions._fields)
+            raise ConfigInvalid(name, f"there is no such condition; known are: {known}")
+        if name == "delay_s":
+            right = isinstance(value, tuple) and len(value) == 2 and 0 <= value[0] <= value[1]
+            wanted = "the shortest and the longest delay in seconds, such as (0.001, 0.05)"
+        else:
+            most = math.inf if name == "bytes_per_s" else 1
+            right = isinstance(value, (int, float)) and 0 <= value <= most
+            wanted = "a number of bytes per second" if name == "bytes_per_s" else "a probability between 0 and 1"
+        if not right:
+            raise ConfigInvalid(name, f"must be {wanted}, not {value!r}")
 
 
 def _check_seconds(name: str, seconds: float) -> None:
