@@ -60,7 +60,7 @@ async def _add_invariant(world: Any, check: Any) -> None:
         (lambda world, one, other: world.node("third", program=5), "without calling it"),
         (lambda world, one, other: one.start(), "node one runs already"),
         (lambda world, one, other: _cut(world, one, one), "'one' cannot be cut off from itself"),
-        (lambda world, one, other: _cut(world, "one", "other"), "must be what `await world.node, not 'one'"),
+        (lambda world, one, other: _cut(world, "one", "other"), "returned, not 'one'"),
         (lambda world, one, other: _add_invariant(world, _is_async), "must not be `async`"),
     ],
 )
