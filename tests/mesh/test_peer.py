@@ -1060,6 +1060,30 @@ async def test_an_event_that_a_later_one_on_another_key_overtook_is_not_given_up
     assert context.timeline == [1, "gap before 3", 3, 5, 4]
 
 
+@pytest.mark.parametrize("shown_by", ["the next event", "a beacon"])
+async def test_an_event_that_was_lost_when_the_repair_was_given_up_is_reported(make: Make, shown_by: str) -> None:
+    """It comes before a lost event of another key, of which later events are known."""
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.error = NoResponders("@zbus/log/5")
+    context.receive(one, three)
+    context.beacon(0, 3)
+    await asyncio.sleep(GIVE_UP_S - 1)
+    context.publish(4)  # lost
+    *_, six = context.publish(5, 6, key="b/other")  # the fifth is lost too
+    context.receive(six)
+    while len(context.gaps) < 2:
+        await asyncio.sleep(TAIL_S / 2)
+    assert [gap[0] for gap in context.gaps] == [A, "b/other"]
+    if shown_by == "the next event":
+        context.receive(*context.publish(7))
+    else:
+        context.beacon(3, 6, {A: (4, 7, 4), "b/other": (6, 7, 6)})
+    await asyncio.sleep(1)
+
+    assert [gap[0] for gap in context.gaps] == [A, "b/other", A]
+
+
 # New peers, and peers that were known before a restart.
 
 

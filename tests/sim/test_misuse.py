@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -59,7 +60,7 @@ async def _add_invariant(world: Any, check: Any) -> None:
         (lambda world, one, other: world.node("third", program=5), "without calling it"),
         (lambda world, one, other: one.start(), "node one runs already"),
         (lambda world, one, other: _cut(world, one, one), "'one' cannot be cut off from itself"),
-        (lambda world, one, other: _cut(world, "one", "other"), "give nodes, as world.node returned them, not 'one'"),
+        (lambda world, one, other: _cut(world, "one", "other"), "returned, not 'one'"),
         (lambda world, one, other: _add_invariant(world, _is_async), "must not be `async`"),
     ],
 )
@@ -214,3 +215,52 @@ def test_a_real_bus_in_a_world_is_refused_with_the_line_that_opens_it() -> None:
         InvariantBroken, match=r"test_misuse\.py:\d+, cannot be simulated: open a bus with `await world"
     ):
         play(scene)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda world: world.conditions(drop=5), "a probability between 0 and 1, not 5"),
+        (lambda world: world.conditions(drop="10%"), "a probability between 0 and 1"),
+        (lambda world: world.conditions(delay_s=1), "the shortest and the longest delay"),
+        (lambda world: world.conditions(dropp=0.1), "known are: drop, duplicate, delay_s, bytes_per_s"),
+        (lambda world: world.choose("n", 5, 2), "the smaller one first: 5, 2"),
+        (lambda world: world.disconnect("zzz"), "must be what `await world.node"),
+        (lambda world: world.isolate("zzz"), "must be what `await world.node"),
+    ],
+)
+def test_a_wrong_condition_choice_or_node_is_named(use: Callable[[World], object], words: str) -> None:
+    async def scene(world: World) -> None:
+        await world.node("a")
+        use(world)
+
+    with pytest.raises(ConfigInvalid, match=re.escape(words)):
+        play(scene)
+
+
+def test_wrong_limits_and_a_function_in_place_of_a_coroutine_are_named() -> None:
+    with pytest.raises(ConfigInvalid, match="converge_s"):
+        World(1, converge_s=-1)
+
+    async def scenario() -> None: ...
+
+    with pytest.raises(TypeError, match=r"write zbus\.sim\.run\(scenario\(\)\)"):
+        zbus.sim.run(scenario)  # type: ignore[arg-type]
+
+
+def test_a_handler_that_always_fails_is_named() -> None:
+    async def fails(bus: Any) -> None:
+        @bus.on("shop/**", durable="billing")
+        async def bill(event: zbus.Event) -> None:
+            raise ValueError("card rejected")
+
+        await asyncio.Event().wait()
+
+    async def scene(world: World) -> None:
+        await world.node("b", log=True, program=fails)
+        node = await world.node("a", log=True)
+        await world.run(1.0)
+        await (await node.bus.publisher("shop/a")).publish_many([b"1", b"2", b"3"])
+
+    with pytest.raises(InvariantBroken, match=r"EVENT_RETRY ValueError: card rejected"):
+        play(scene, converge_s=10.0)

@@ -7,27 +7,14 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+from real_timers import Timer
+
 from zbus.ports.log import AppendResult, Outcome, Row
 from zbus.sim.machine.disk import Disk
 from zbus.sim.machine.fabric import Conditions, SimFabric, SimNet
 from zbus.sim.machine.log import SimLog
 
 LONG_S = 1.0  # longer than any commit of a healthy disk
-
-
-class Timer:
-    """A call that is due at a time."""
-
-    def __init__(self, call: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._call: Callable[..., object] | None = call
-        self._args = args
-
-    def cancel(self) -> None:
-        self._call = None
-
-    def run(self) -> None:
-        if self._call is not None:
-            self._call(*self._args)
 
 
 class Time:

@@ -99,6 +99,7 @@ class Peer:
         self._gap_ledger = GapLedger(id, context, runtime)
         # The heads of the beacons during a repair, and when they came.
         self._heads: deque[tuple[float, int]] = deque(maxlen=HEADS_KEPT)
+        self._gave_up = False  # since the last beacon: some events up to `_covered` did not arrive
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
         self._deadline = 0.0  # of the repair, unless events arrive
@@ -137,6 +138,8 @@ class Peer:
                 self._buffer(envelopes[at:], link)
                 self._repair()
                 break
+            if self._gave_up and envelope.previous > last.get(key, covered):  # lost when the repair was given up
+                self._context.report_gap(self.id, key, envelope.publisher_id, envelope.sequence)
             last[key] = seen = envelope.offset
             new.append(envelope)
         self._taken_events += len(new)
@@ -204,8 +207,13 @@ class Peer:
         return [
             key
             for key, (offset, _, _) in beacon.newest.items()
-            if offset > max(covered, self._last.get(key, 0)) and interest.of(key).since != NEVER
+            if offset > self._expected_after(key, covered) and interest.of(key).since != NEVER
         ]
+
+    def _expected_after(self, key: str, covered: int) -> int:
+        """Return the offset after which the events of a key are expected."""
+        last = self._last.get(key, 0)
+        return last if self._gave_up and last else max(covered, last)
 
     def _note_newest(self, beacon: Beacon) -> None:
         """Keep what a beacon names in case the log cannot be reached, unless it may predate the subscription."""
@@ -226,6 +234,10 @@ class Peer:
             self._pending = beacon
             self._await_tail(turns - 1)
             return
+        for key in [each for each in missing if self.has_log and beacon.newest[each][0] <= (self._covered or 0)]:
+            _, publisher_id, sequence = beacon.newest[key]  # lost when the repair was given up
+            self._context.report_gap(self.id, key, publisher_id, sequence + 1)
+            missing.remove(key)
         if not missing or (self._settling_beacons and not self.has_log):
             self._advance(beacon.head)
         elif self.has_log:
@@ -240,6 +252,7 @@ class Peer:
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
         self._covered_at = self._time_ns()
+        self._gave_up = False
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         self._context.covered(self.id, self._covered)
 
@@ -466,6 +479,7 @@ class Peer:
         self._evicted_up_to, self._repairing = 0, None
         if self.has_log:  # otherwise every beacon would request the lost events again
             self._covered = self._settled_up_to(given_up, fresh)
+            self._gave_up = True
             if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())
                 self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Coroutine
+from inspect import iscoroutine
 from typing import Any, TypeVar
 
 from .errors import InvariantBroken, ProcessKilled, Violation, WorldBoundary, WorldStuck
@@ -62,6 +63,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     >>> run(asyncio.sleep(3600, "an hour later"))
     'an hour later'
     """
+    if not iscoroutine(main):
+        raise TypeError(f"zbus.sim.run takes a coroutine: write zbus.sim.run({getattr(main, '__name__', 'main')}())")
     loop = SimLoop()  # type: ignore[abstract]  # what it does not have is added by name
     collects = gc.isenabled()
     gc.disable()  # a collection would run finalizers at times that differ from run to run

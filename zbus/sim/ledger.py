@@ -39,9 +39,10 @@ CONVERGES = "everything converges after the faults"
 MEMORY = "memory bounds hold"
 NO_EXCEPTION = "no callback raises"
 CLOSES = "closing takes bounded time"
+LOGS_EQUAL = "the simulated log equals the real one"
 INVARIANTS = (
     *(DELIVERED, ORDER, AGAIN, EARLY, MATCHING, UNIQUE),
-    *(GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES),
+    *(GAP_REPORTED, GAP_REAL, CONVERGES, MEMORY, NO_EXCEPTION, CLOSES, LOGS_EQUAL),
 )
 
 
@@ -244,11 +245,10 @@ class Ledger:
         self.unchecked: set[str] = set()
         self.excused: set[Identity] = set()  # removed by retention, damage or a restore
         self.missed: dict[str, set[Identity]] = {}  # by node: those that it reported as a range of offsets of a log
-        self.forged: set[Identity] = set()  # made by a hostile peer
         self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
-        self.watched: list[Callable[[str, Event], None]] = []  # of users
+        self.last_errors: dict[str, str] = {}  # by node: its last log record of an error
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
         self._subscriptions: list[Subscription] = []
 
@@ -299,8 +299,7 @@ class Ledger:
         identity = event.identity
         published = self.published.get(identity)
         if published is None:
-            if identity not in self.forged:
-                self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} was never published")
+            self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} was never published")
             return
         disk = self.disks.get(subscription.node)
         if event.offset and disk is not None and self._offsets.get((disk.name, event.offset)) != identity:
@@ -311,8 +310,6 @@ class Ledger:
             self.published[identity] = published._replace(content=content)
         elif published.content != content:
             self.broken(UNIQUE, subscription.node, f"{_name(identity)} on {event.key} differs from what was published")
-        for watch in self.watched:
-            watch(subscription.node, event)
 
     def gap_reported(self, subscription: Subscription, fields: dict[str, Any]) -> None:
         """A node reported a gap."""
@@ -404,6 +401,8 @@ class Ledger:
                 continue
             unread = "" if account.is_read else ", because nothing reads it any more"
             what = f"{where} never received {len(group)} events{unread}; the first is {first}"
+            if account.node in self.last_errors:
+                what += f". The last error record of the node: {self.last_errors[account.node]}"
             self.broken(DELIVERED if logged and account.durable else GAP_REPORTED, account.node, what)
 
     def _is_excused(self, account: Account, identity: Identity, published: Published) -> bool:

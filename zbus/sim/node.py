@@ -23,7 +23,6 @@ from .machine.disk import Disk
 from .machine.fabric import SimFabric, SimNet
 from .machine.log import Retention, SimLog
 from .machine.loop import Process, SimLoop, current_process
-from .machine.real_log import RealDisk, RealLog
 from .machine.runtime import Clock, SimRuntime
 
 if TYPE_CHECKING:
@@ -299,12 +298,16 @@ class SimPorts:
         kept = (config.retain_age_s, config.retain_events, config.retain_bytes)
         rules = Retention(*kept, config.retain_ignore_cursors) if any(each is not None for each in kept) else None
         owner, pid = f"process {runtime.pid()}", runtime.pid()
-        given: Any = {"owner": owner, "pid": pid, "read_only": config.read_only, "retention": rules}
-        log: SimLog
-        if isinstance(disk, RealDisk):
-            log = RealLog(disk, later, runtime.time_ns, runtime.chance, **given)
-        else:
-            log = SimLog(disk, later, runtime.time_ns, runtime.chance, **given)
+        log = SimLog(
+            disk,
+            later,
+            runtime.time_ns,
+            runtime.chance,
+            owner=owner,
+            pid=pid,
+            read_only=config.read_only,
+            retention=rules,
+        )
         self._node.logs.append(log)
         return log
 

@@ -16,7 +16,6 @@ if a promise was broken at any time.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 import math
@@ -27,7 +26,7 @@ from functools import partial
 from inspect import iscoroutinefunction
 from random import Random
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from zbus.bridge.config import BridgeConfig
 from zbus.config import BusConfig
@@ -38,7 +37,7 @@ from .errors import InvariantBroken, WorldBoundary, WorldStuck
 from .fault_actions import FaultActions
 from .faults import Fault, Faults, Plan
 from .invariants import Invariants
-from .ledger import INVARIANTS, NO_EXCEPTION, Ledger
+from .ledger import INVARIANTS, LOGS_EQUAL, NO_EXCEPTION, Ledger
 from .machine.boundary import boundary
 from .machine.disk import Disk
 from .machine.fabric import Conditions, SimNet
@@ -50,7 +49,6 @@ from .route_rules import Sample, Topology
 from .trace import Trace
 
 TRANSPORT = "sim://world"
-LOGS = ("simulated", "sqlite")
 CONVERGE_S = 60.0
 LIMIT_S = 3600.0
 CHECK_S = 1.0
@@ -58,6 +56,7 @@ ROUNDS = 200  # of the loop, in which what is left at the end may end
 FIRST_PID = 1000
 RANGES_MISSED = ("gap_corrupt", "gap_trimmed")  # the codes of records about events that a log no longer has
 
+Logs = Literal["simulated", "sqlite"]
 Check = Callable[["World"], str | None]
 
 
@@ -110,10 +109,7 @@ class Overrides:
 
 
 class World:
-    """A simulated world. `zbus.sim.world(seed=…)` makes one; use it with `async with`.
-
-    `logs`: "simulated", or "sqlite" for real SQLite logs in a temporary folder, which takes about three times as long.
-    """
+    """A simulated world. `zbus.sim.world(seed=…)` makes one; use it with `async with`."""
 
     def __init__(
         self,
@@ -123,14 +119,16 @@ class World:
         keep_trace: bool | int = False,
         converge_s: float = CONVERGE_S,
         limit_s: float = LIMIT_S,
-        logs: str = LOGS[0],
+        logs: Logs = "simulated",
     ) -> None:
+        if logs not in ("simulated", "sqlite"):
+            raise ConfigInvalid("logs", f"must be 'simulated' or 'sqlite', not {logs!r}")
+        self._logs = logs
+        self._real_logs: RealLogs | None = None
         if not isinstance(seed, int):
             raise ConfigInvalid("seed", f"must be a whole number, not {seed!r}")
-        if logs not in LOGS:
-            raise ConfigInvalid("logs", f"must be {' or '.join(map(repr, LOGS))}, not {logs!r}")
-        self._kind_of_logs = logs
-        self._logs: RealLogs | None = None
+        _check_seconds("converge_s", converge_s)
+        _check_seconds("limit_s", limit_s)
         self.seed, self._overrides = seed, overrides or Overrides()
         self._converge_s, self._limit_s, self._keep_trace = converge_s, limit_s, keep_trace
         self.nodes: dict[str, SimNode] = {}
@@ -159,8 +157,9 @@ class World:
         """Return the disk of a log, which is empty at first."""
         found = self.disks.get(name)
         if found is None:
-            make = Disk if self._logs is None else self._logs.disk
-            found = self.disks[name] = make(name, self.source(f"disk/{name}"))
+            found = self.disks[name] = Disk(name, self.source(f"disk/{name}"))
+            if self._real_logs is not None:
+                found.real = self._real_logs.open(name, partial(self.ledger.broken, LOGS_EQUAL, name))
         return found
 
     def net(self, url: str) -> SimNet:
@@ -265,6 +264,8 @@ class World:
 
     def choose(self, name: str, least: int, most: int) -> int:
         """Return a number from the seed, both ends included. Shrinking a failure makes it smaller."""
+        if not (isinstance(least, int) and isinstance(most, int) and least <= most):
+            raise ConfigInvalid(name, f"must be between two whole numbers, the smaller one first: {least!r}, {most!r}")
         given = self._overrides.choices.get(name)
         number = self.source(f"choice/{name}").randint(least, most) if given is None else max(least, given)
         self.choices[name] = number
@@ -310,6 +311,7 @@ class World:
 
     def isolate(self, node: SimNode) -> None:
         """Cut a node off from all others. `mend` ends it, for each of them."""
+        _check_node(node)
         for other in self.nodes.values():
             self._cut(node, other, True, True)
         self.injected("isolate", node.name)
@@ -320,9 +322,8 @@ class World:
         self.note("mended", "", one.name, other.name)
 
     def _cut(self, one: SimNode, other: SimNode, both_ways: bool, cut: bool) -> None:
-        for node in (one, other):
-            if not isinstance(node, SimNode):
-                raise TypeError(f"give nodes, as world.node returned them, not {node!r}")
+        _check_node(one)
+        _check_node(other)
         for net in self.nets.values():
             net.way(one.name, other.name).cut = cut
             if both_ways:
@@ -330,6 +331,7 @@ class World:
 
     def disconnect(self, node: SimNode) -> None:
         """Take the transports of a node down: sending raises, and nothing arrives."""
+        _check_node(node)
         self.injected("disconnect", node.name)
         for fabric in node.fabrics:
             fabric.disconnected = True
@@ -342,6 +344,7 @@ class World:
 
     def conditions(self, **changed: Any) -> None:
         """Set the conditions of all links: `drop`, `duplicate`, `delay_s`, `bytes_per_s`."""
+        _check_conditions(changed)
         for net in self.nets.values():
             net.set_conditions(net.conditions._replace(**changed))
         self.note("fault", "", "conditions", changed)
@@ -404,9 +407,9 @@ class World:
         if not isinstance(loop, SimLoop):
             raise ZbusError("a simulated world needs virtual time: run it with zbus.sim.run(main()), not asyncio.run")
         self.loop = loop
-        if self._kind_of_logs != LOGS[0]:
-            self._logs = RealLogs(self._kind_of_logs)
-            self._stack.callback(self._logs.close)
+        if self._logs == "sqlite":
+            self._real_logs = RealLogs()
+            self._stack.callback(self._real_logs.close)
         self._stack.enter_context(boundary(loop, self._time_ns, self.source("machine")))
         self.trace = Trace(loop.time, self._keep_trace)
         self.ledger = Ledger(loop.time, self.note)
@@ -476,6 +479,10 @@ class World:
         shown = {name: value for name, value in fields.items() if name not in ("correlation_id", "record")}
         self.note("record", "", fields["record"], shown)
         process = current_process.get()
+        if level >= logging.ERROR and process is not None:
+            self.ledger.last_errors[process.node] = (
+                f"{fields['record']} {fields.get('error', fields.get('reason', ''))}"
+            )
         if fields.get("code") in RANGES_MISSED and process is not None:
             self.ledger.range_reported(process.node, fields["origin"], fields["after"], fields["until"])
 
@@ -496,15 +503,33 @@ class World:
         for task in tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coroutine = task.get_coro()
-                if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-                    coroutine.close()  # its process was killed before its first step
         # Events are invisible to the garbage collector, and lead to disks and contexts.
         self.ledger.forget()
         for disk in self.disks.values():
             disk.detach()
         for node in self.nodes.values():
             node.forget()
+
+
+def _check_node(node: object) -> None:
+    if not isinstance(node, SimNode):
+        raise ConfigInvalid("node", f"must be what `await world.node(…)` returned, not {node!r}")
+
+
+def _check_conditions(changed: Mapping[str, Any]) -> None:
+    for name, value in changed.items():
+        if name not in Conditions._fields:
+            known = ", ".join(Conditions._fields)
+            raise ConfigInvalid(name, f"there is no such condition; known are: {known}")
+        if name == "delay_s":
+            right = isinstance(value, tuple) and len(value) == 2 and 0 <= value[0] <= value[1]
+            wanted = "the shortest and the longest delay in seconds, such as (0.001, 0.05)"
+        else:
+            most = math.inf if name == "bytes_per_s" else 1
+            right = isinstance(value, (int, float)) and 0 <= value <= most
+            wanted = "a number of bytes per second" if name == "bytes_per_s" else "a probability between 0 and 1"
+        if not right:
+            raise ConfigInvalid(name, f"must be {wanted}, not {value!r}")
 
 
 def _check_seconds(name: str, seconds: float) -> None:

@@ -41,6 +41,9 @@ def run(
         typer.Option(metavar="JSON", help="Run with fewer faults and smaller choices, as a failure printed."),
     ] = None,
     shrink: Annotated[bool, typer.Option(help="Search the smallest run that fails in the same way.")] = True,
+    sqlite: Annotated[
+        bool, typer.Option("--sqlite", help="Put real SQLite logs below the simulated ones, and compare them. Slower.")
+    ] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Begin no more seeds once one has failed.")] = False,
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what was run to this file, and continue from it.")
@@ -50,8 +53,9 @@ def run(
     """Run scenarios with many seeds. Exit code 1 if an invariant was broken."""
     from zbus.sim.scenarios.runner import Result, run_file, run_seed
     from zbus.sim.scenarios.scenario import load_scenarios
-    from zbus.sim.world import Overrides
+    from zbus.sim.world import Logs, Overrides
 
+    logs: Logs = "sqlite" if sqlite else "simulated"
     found = load_scenarios(scenario)
     if only:
         unknown = [name for name in only if name not in [each.name for each in found]]
@@ -92,10 +96,10 @@ def run(
         try:
             if overrides is not None:
                 for each, chosen in work:
-                    finished([run_seed(each, one, overrides)[0] for one in chosen])
+                    finished([run_seed(each, one, overrides, logs=logs)[0] for one in chosen])
             else:
                 named = [(each.name, chosen) for each, chosen in work]
-                run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed))
+                run_file(scenario, named, jobs, finished, lambda: fail_fast and bool(report.failed), logs)
         except KeyboardInterrupt:
             report.interrupted = True
     report.write_summary()

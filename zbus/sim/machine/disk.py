@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from threading import RLock
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from zbus.ports.log import Row, Schema
+from zbus.keys import KeySet
+from zbus.ports.log import Page, Row, Schema, Span
 
 FSYNC_S = (0.0005, 0.003)
 NOTIFY_S = (0.00005, 0.0005)  # from the commit to the callback
@@ -31,6 +32,22 @@ class CursorState(NamedTuple):
     offset: int
     keys: tuple[str, ...]
     updated_at_ns: int
+
+
+class Real(Protocol):
+    """A real log below a disk, for comparison."""
+
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+        """Store rows that became durable."""
+
+    def page(self, expected: Page, keys: KeySet, span: Span, limit: int, low_water: int) -> Page:
+        """Return the page that the real log has in place of the expected one."""
+
+    def reopen(self, rows: Sequence[Row], low_water: int) -> None:
+        """Close the log and open it again."""
+
+    def rebuild(self, rows: Sequence[Row], low_water: int) -> None:
+        """Begin anew with these rows."""
 
 
 class Disk:
@@ -60,6 +77,7 @@ class Disk:
         self.unknown_p = 0.0  # the probability that a commit fails and may or may not be stored
         self.broken_p = 0.0  # the same, and the log stops writing until it is opened again, as SQLite does after EIO
         self.point: Callable[[str], None] = _no_fault
+        self.real: Real | None = None  # a real log that has the same events
         self.on_stored: Callable[[Sequence[Row], Sequence[int]], None] = _nothing
         self.on_removed: Callable[[Sequence[Row]], None] = _nothing
 
@@ -101,6 +119,8 @@ class Disk:
             new_offsets.append(head)
         self.rows += new
         if new:
+            if self.real is not None:
+                self.real.stored(new, new_offsets)
             self.on_stored(new, new_offsets)
         return offsets, repeated, new, new_offsets
 
@@ -135,6 +155,8 @@ class Disk:
         self.processes_ended += 1
         if power_cut:
             self.positions = dict(self._synced_positions)
+        if self.real is not None:
+            self.real.reopen(self.rows, self.low_water)
 
     def mend(self) -> None:
         """End all faults of this disk. What is corrupt stays so."""
@@ -151,6 +173,7 @@ class Disk:
         """Return a copy of all files, as a backup tool would make it: with the same log id."""
         other = Disk.__new__(Disk)
         other.__dict__.update(self.__dict__)
+        other.real = None
         other.lock, other.writing, other.leases, other.writer_pid = RLock(), (), {}, None
         other.detach()
         other.mend()
@@ -163,6 +186,8 @@ class Disk:
         self.rows, self.schemas, self.corrupt = list(copy.rows), list(copy.schemas), set(copy.corrupt)
         self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
         self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)
+        if self.real is not None:
+            self.real.rebuild(self.rows, self.low_water)
 
 
 def _no_fault(step: str) -> None:

@@ -206,7 +206,8 @@ class SimLog:
             else:
                 if last == end and span.until is not None:
                     covered = max(covered, min(span.until, head))
-            return SimPage(found, covered, low_water, disk.corrupt.copy() if disk.corrupt else set())
+            page = SimPage(found, covered, low_water, disk.corrupt.copy() if disk.corrupt else set())
+            return page if disk.real is None else disk.real.page(page, keys, span, limit, low_water)
 
     def head(self) -> int:
         """Return the last committed offset."""

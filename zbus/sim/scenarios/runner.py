@@ -21,7 +21,7 @@ from typing import NamedTuple
 from zbus.sim import run as run_world
 from zbus.sim.errors import InvariantBroken, Violation, place_of
 from zbus.sim.trace import Trace
-from zbus.sim.world import Overrides, World
+from zbus.sim.world import Logs, Overrides, World
 
 from .scenario import Scenario, load_scenarios
 
@@ -60,7 +60,11 @@ class Result(NamedTuple):
 
 
 def run_seed(
-    scenario: Scenario, seed: int, overrides: Overrides | None = None, keep_trace: bool = False
+    scenario: Scenario,
+    seed: int,
+    overrides: Overrides | None = None,
+    keep_trace: bool = False,
+    logs: Logs = "simulated",
 ) -> tuple[Result, Trace]:
     """Run a scenario with one seed."""
     world = World(
@@ -69,6 +73,7 @@ def run_seed(
         keep_trace=keep_trace,
         converge_s=scenario.converge_s,
         limit_s=scenario.limit_s,
+        logs=logs,
     )
     violations: tuple[Violation, ...] = ()
 
@@ -108,7 +113,7 @@ def run_seed(
     return result, trace
 
 
-def run_seeds(scenario: Scenario, seeds: Iterable[int]) -> Iterator[Result]:
+def run_seeds(scenario: Scenario, seeds: Iterable[int], logs: Logs = "simulated") -> Iterator[Result]:
     """Run a scenario with some seeds, one after the other, in this process."""
     gc.collect()
     gc.freeze()  # what is imported need not be looked at again
@@ -116,7 +121,7 @@ def run_seeds(scenario: Scenario, seeds: Iterable[int]) -> Iterator[Result]:
     gc.disable()
     try:
         for number, seed in enumerate(seeds, 1):
-            yield run_seed(scenario, seed)[0]
+            yield run_seed(scenario, seed, logs=logs)[0]
             if number % COLLECT_EVERY == 0:
                 gc.collect()
     finally:
@@ -132,6 +137,7 @@ def run_file(
     jobs: int,
     finished: Callable[[list[Result]], None],
     stop: Callable[[], bool] = lambda: False,
+    logs: Logs = "simulated",
 ) -> None:
     """Run scenarios of a file, by name, each with its seeds, on `jobs` processes.
 
@@ -139,7 +145,7 @@ def run_file(
     """
     _loaded[str(path)] = load_scenarios(path)  # forked processes have it too
     chunks = [
-        (str(path), name, tuple(seeds[at : at + CHUNK_SEEDS]))
+        (str(path), name, tuple(seeds[at : at + CHUNK_SEEDS]), logs)
         for name, seeds in work
         for at in range(0, len(seeds), CHUNK_SEEDS)
     ]
@@ -179,6 +185,6 @@ def _end_with(parent: int) -> None:
 _loaded: dict[str, list[Scenario]] = {}
 
 
-def _run_chunk(path: str, name: str, seeds: Sequence[int]) -> list[Result]:
+def _run_chunk(path: str, name: str, seeds: Sequence[int], logs: Logs) -> list[Result]:
     (scenario,) = [each for each in _loaded[path] if each.name == name]
-    return list(run_seeds(scenario, seeds))
+    return list(run_seeds(scenario, seeds, logs))
