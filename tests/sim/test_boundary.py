@@ -214,8 +214,9 @@ def test_everything_is_as_before_after_a_world_that_failed() -> None:
     assert random.getstate() == state
 
 
-def test_the_simulator_itself_may_use_the_machine_with_the_chance_of_the_world() -> None:
-    async def scene(world: World) -> tuple[list[Any], list[float]]:
+def test_the_simulator_itself_may_use_the_machine_and_the_world_does_not_notice_it() -> None:
+    async def scene(world: World) -> tuple[list[Any], list[float], list[Any]]:
+        before = drawn()
         with outside():
             found, now = drawn(), clocks()
             time.sleep(0.0)
@@ -224,12 +225,15 @@ def test_the_simulator_itself_may_use_the_machine_with_the_chance_of_the_world()
             thread.join(20)
         with pytest.raises(WorldBoundary):
             time.sleep(0.0)
-        return found, now
+        return found, now, [*before, *drawn()]
+
+    async def alone(world: World) -> list[Any]:
+        return [*drawn(), *drawn()]
 
     before = clocks()
-    (first, now), (second, _), (other, _) = in_world(scene), in_world(scene), in_world(scene, 2)
+    (first, now, inside), (second, _, again) = in_world(scene), in_world(scene)
     after = clocks()
 
-    assert first == second
-    assert all(one != another for one, another in zip(first, other, strict=True))
+    assert all(one != another for one, another in zip(first, second, strict=True))
     assert all(low <= each <= high for low, each, high in zip(before, now, after, strict=True))
+    assert inside == again == in_world(alone)
