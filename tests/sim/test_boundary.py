@@ -19,6 +19,7 @@ import pytest
 
 import zbus.sim
 from zbus.sim import World, WorldBoundary
+from zbus.sim.machine.boundary import outside
 
 
 def in_world(scene: Callable[[World], Awaitable[Any]], seed: int = 1) -> Any:
@@ -211,3 +212,28 @@ def test_everything_is_as_before_after_a_world_that_failed() -> None:
 
     assert [getattr(owner, name) for owner, name in names] == before
     assert random.getstate() == state
+
+
+def test_the_simulator_itself_may_use_the_machine_and_the_world_does_not_notice_it() -> None:
+    async def scene(world: World) -> tuple[list[Any], list[float], list[Any]]:
+        before = drawn()
+        with outside():
+            found, now = drawn(), clocks()
+            time.sleep(0.0)
+            thread = threading.Thread(target=print, args=("",), kwargs={"end": ""})
+            thread.start()
+            thread.join(20)
+        with pytest.raises(WorldBoundary):
+            time.sleep(0.0)
+        return found, now, [*before, *drawn()]
+
+    async def alone(world: World) -> list[Any]:
+        return [*drawn(), *drawn()]
+
+    before = clocks()
+    (first, now, inside), (second, _, again) = in_world(scene), in_world(scene)
+    after = clocks()
+
+    assert all(one != another for one, another in zip(first, second, strict=True))
+    assert all(low <= each <= high for low, each, high in zip(before, now, after, strict=True))
+    assert inside == again == in_world(alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -434,3 +435,18 @@ def test_a_frozen_process_can_be_killed() -> None:
     assert steps == []
     for task in process.tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_task_of_a_process_that_was_killed_before_its_first_step_leaves_no_warning() -> None:
+    async def program(bus: Any) -> None:
+        raise AssertionError("it never runs")
+
+    async def main() -> None:
+        async with zbus.sim.world() as world:
+            node = await world.node("a")
+            node.also(program)
+            node.kill()
+            node.programs.clear()
+
+    zbus.sim.run(main())
+    gc.collect()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import CORO_CREATED, getcoroutinestate, iscoroutine, iscoroutinefunction
 from random import Random
 from types import TracebackType
 from typing import Any, Literal
@@ -503,6 +503,9 @@ class World:
         for task in tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                if iscoroutine(coroutine) and getcoroutinestate(coroutine) == CORO_CREATED:
+                    coroutine.close()  # its process was killed before its first step
         # Events are invisible to the garbage collector, and lead to disks and contexts.
         self.ledger.forget()
         for disk in self.disks.values():

@@ -45,14 +45,14 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
     saved: list[tuple[Any, str, Any]] = []
     shared, another = random._inst, Random()
 
-    def replace(owner: Any, name: str, here: Callable[..., Any], elsewhere: Any = None, always: bool = False) -> None:
+    def replace(owner: Any, name: str, here: Callable[..., Any], elsewhere: Any = None) -> None:
         """Call `here` in the world and `elsewhere` (by default the original) in other threads."""
         real = getattr(owner, name)
         other = real if elsewhere is None else elsewhere
         saved.append((owner, name, real))
 
         def choose(*args: Any, **options: Any) -> Any:
-            use = here if asyncio._get_running_loop() is loop and (always or not _outside) else other
+            use = here if asyncio._get_running_loop() is loop and not _outside else other
             return use(*args, **options)
 
         setattr(owner, name, choose)
@@ -64,19 +64,19 @@ def boundary(loop: SimLoop, time_ns: Callable[[], int], chance: Random) -> Itera
         replace(time, f"{name}_ns", lambda: int(loop.time() * 1e9))
     for owner, name, what, instead in REFUSED:
         replace(owner, name, _refusing(what, instead))
-    replace(os, "urandom", chance.randbytes, always=True)
-    replace(random, "_urandom", chance.randbytes, always=True)  # what `secrets` reads
+    replace(os, "urandom", chance.randbytes)
+    replace(random, "_urandom", chance.randbytes)  # what `secrets` reads
     seed = random.Random.seed
 
     def seeded(self: Random, a: Any = None, version: int = 2) -> None:
         seed(self, chance.getrandbits(64) if a is None else a, version)
 
-    replace(random.Random, "seed", seeded, always=True)
+    replace(random.Random, "seed", seeded)
     state = shared.getstate()
     # The world has the generator of the module, also for names that were bound before. Other threads get another one.
     for name in random.__all__:
         if getattr(getattr(random, name), "__self__", None) is shared:
-            replace(random, name, getattr(shared, name), getattr(another, name), always=True)
+            replace(random, name, getattr(shared, name), getattr(another, name))
     shared.seed(chance.getrandbits(64))
     try:
         yield
@@ -95,7 +95,7 @@ _outside: list[None] = []  # not empty while a part of the simulator itself uses
 def outside() -> Iterator[None]:
     """Let the simulator itself use the machine, such as a real log with its thread.
 
-    Clocks are real in the `with` block. Random numbers are still those of the world.
+    Clocks and chance are real in the `with` block: a world with real logs has the same chance as one without them.
     """
     _outside.append(None)
     try:
