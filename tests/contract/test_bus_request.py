@@ -12,6 +12,7 @@ from contract_support import Mesh
 
 import zbus
 from zbus.errors import HandlerFailed, NoResponders, RequestTimeout
+from zbus.mesh.request_client import CANCELS
 
 QUICK_S = 2.0
 
@@ -149,6 +150,7 @@ async def test_the_handler_sees_that_its_caller_was_cancelled(any_transport: Mes
             return b""
 
         await served(here, "slow/x")
+        await wanted(here, [CANCELS])  # otherwise nothing carries the cancellation
         caller = asyncio.create_task(here.request("slow/x", b"x", timeout=50.0))
         await asyncio.wait_for(begun.wait(), 10)
         caller.cancel()

@@ -346,9 +346,10 @@ async def test_a_gap_in_what_is_recorded_is_open_until_its_publisher_is_back(
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [6, 7, 8]
         assert node_of(again).is_open
-        repaired = {"gaps": 1, "gaps_repaired": 1, "gaps_unrepaired": 0}
-        await eventually(lambda: stats_of(b) | repaired == stats_of(b), 3, lambda: stats_of(b))
-        assert b.stats()["gaps_open"] == 0
+        await eventually(lambda: b.stats()["gaps_open"] == 0, 10, lambda: stats_of(b))
+        # A slow machine may have repaired an event before, whose frame came after its beacon.
+        assert b.stats()["gaps"] == b.stats()["gaps_repaired"] >= 1
+        assert b.stats().get("gaps_unrepaired", 0) == 0
         await nothing_more(gaps)
 
 
