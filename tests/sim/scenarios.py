@@ -184,8 +184,9 @@ async def absent(world: World, faults: Faults, most: int = 200) -> None:
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
     await world.run(1.0)
     for name in "ab":
-        program = publishing(world.source(name), f"shop/{name}", pause_s=0.1, until_s=SECONDS + 30.0)
+        program = publishing(world.source(name), f"shop/{name}", pause_s=0.1, until_s=SECONDS + 33.0)
         await world.node(name, log=True, retain_events=kept, program=program)
+    await world.run(3.0)  # until the position in each log is stored: see `retention_before_the_first_contact`
     await world.play(faults, SECONDS)
     await world.run(5.0)  # the next event of a publisher shows what is missing
 
@@ -500,3 +501,21 @@ async def lossy_without_a_log(world: World) -> None:
     program = publishing(world.source("load"), "shop/a", "shop/b", pause_s=0.2, until_s=SECONDS)
     await world.node("a", program=program)
     await world.play(Faults(drop=(0.02, 0.1), partition=(0, 2), one_way=(0, 2), disconnect=(0, 1)), SECONDS)
+
+
+@scenario(
+    known_failure="events that retention removed before the first contact with their log are not reported",
+    known_seeds=range(3),
+)
+async def retention_before_the_first_contact(world: World) -> None:
+    """A durable subscription is older than events that are removed before their publisher can be reached."""
+    await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
+    await world.run(1.0)
+    node = await world.node("a", log=True, retain_events=5)
+    world.isolate(node)
+    publisher = await node.bus.publisher("shop/a")
+    for number in range(100):
+        await publisher.publish(b"%d" % number)
+        await world.run(0.3)
+    await world.heal()
+    await publisher.publish(b"last")

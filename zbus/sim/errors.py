@@ -26,7 +26,7 @@ class Violation(NamedTuple):
 
     invariant: str  # such as "acknowledged events are delivered"
     at_s: float  # virtual time
-    node: str  # where it was noticed; empty for the whole world
+    node: str  # the node that noticed it; empty for the whole world
     what: str  # a sentence with the events and nodes
 
     def __str__(self) -> str:

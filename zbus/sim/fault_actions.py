@@ -1,4 +1,4 @@
-"""What each kind of fault does to a world."""
+"""The effect of each kind of fault on a world."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOCK_S = (5.0, 30.0)
 SLOW_BYTES_PER_S = (2_000.0, 200_000.0)
 SLOW_SYNC_S = (0.01, 0.5)
 SLOW_AIM_S = (0.05, 0.3)  # a slow disk makes the steps that are aimed at longer
-HOPELESS_S = 5.0  # after so long without the step, an aimed fault is given up
+HOPELESS_S = 5.0  # an aimed fault is given up if the step is not reached within this time
 FRAMES = 40  # of a stranger
 
 

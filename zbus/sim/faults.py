@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .machine.fabric import Conditions
 
-# What each kind does, for `zbus sim run --help` and the documentation.
+# The effect of each kind, for `zbus sim run --help` and the documentation.
 KINDS: Mapping[str, str] = {
     "partition": "two nodes cannot reach each other",
     "one_way": "one node does not receive what another one sends",
@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
     "slow_link": "a link carries few bytes per second",
     "slow_disk": "a sync takes long",
     "disk_full": "commits are refused",
-    "disk_errors": "commits fail; some of them were stored all the same",
+    "disk_errors": "commits fail; some of them were stored anyway",
     "clock": "the wall clock of a node is moved",
     "aimed_kill": "kill -9 at a named step, such as between a commit and its acknowledgement",
     "restore": "the log is replaced by an older copy while the node is down",

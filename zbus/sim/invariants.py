@@ -38,7 +38,7 @@ class Checked(Protocol):
 
 
 class Invariants:
-    """Checks one world. What is broken goes to the ledger; the same thing is reported once."""
+    """Checks one world. Violations go to the ledger, each of them once."""
 
     def __init__(self, world: Checked) -> None:
         self._world = world

@@ -1,8 +1,8 @@
-"""The ledger of a world: who published, stored and received what, outside of all nodes. The invariants read it.
+"""The ledger of a world: every publish, stored event and delivery, noted outside of all nodes. The invariants read it.
 
-An event is owed to a subscription from the moment it was published until it is handed over. What was published before
-the subscription was ready is not owed, nor what retention or damage removed where it was stored; a node that misses
-such events must report that.
+An event is owed to a subscription from the moment it was published until it is handed over. Events that were published
+before the subscription was ready are not owed, nor those that retention or damage removed from the publisher's log; a
+node that misses such events must report that.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Subscription:
 
 
 class Account:
-    """What is owed to one durable name, or to one subscription without a name."""
+    """The events that are owed to one durable name, or to one subscription without a name."""
 
     def __init__(self, ledger: Ledger, node: str, durable: str | None, keys: KeySet) -> None:
         self._ledger, self.node, self.durable, self.keys = ledger, node, durable, keys
@@ -192,7 +192,7 @@ class Account:
         if self.ready_at is None:
             self.ready_at = at_s
         self.is_retired = False
-        # What a node without a log published before this process was ready is gone, and no node can know it.
+        # Events that a node without a log published before this process was ready are gone, and no node can know it.
         self.unlogged_since = at_s + SETTLE_S
         self.drop_owed(lambda published: not published.has_log)
 
@@ -245,14 +245,14 @@ class Ledger:
         self.unchecked: set[str] = set()
         self.excused: set[Identity] = set()  # removed by retention, damage or a restore
         self.missed: dict[str, set[Identity]] = {}  # by node: those that it reported as a range of offsets of a log
-        self.disks: dict[str, Disk] = {}  # by node; a node without a log has none
+        self.disks: dict[str, Disk] = {}  # by node, if it has a log
         self.reaches: Callable[[str, str, str], bool] = lambda source, target, key: True
         self.counted: Callable[[str, str], int] = lambda node, counter: 0  # a counter of a node
         self.last_errors: dict[str, str] = {}  # by node: its last log record of an error
         self._offsets: dict[tuple[str, int], Identity] = {}  # by log
         self._subscriptions: list[Subscription] = []
 
-    # What happens.
+    # Steps of the world.
 
     def broken(self, invariant: str, node: str, what: str) -> None:
         """Note a violation, unless this world does not check that invariant."""
@@ -343,13 +343,13 @@ class Ledger:
         return cursor.offset if cursor is not None else 0
 
     def killed(self, node: str) -> None:
-        """A process was killed. What it had published without a log, and not sent yet, is gone."""
+        """A process was killed. Events that it had published without a log, and not sent yet, are gone."""
         if node not in self.disks:
             for account in self.accounts.values():
                 account.drop_owed(lambda published: published.node == node)
 
     def excuse(self, rows: Iterable[Row]) -> None:
-        """These events no longer exist where they were stored."""
+        """These events were removed from the log that stored them."""
         self.excused.update((row.publisher_id, row.sequence) for row in rows)
 
     def log_replaced(self, disk: Disk, everywhere: Iterable[Disk]) -> None:
@@ -368,7 +368,7 @@ class Ledger:
         for subscription in self._subscriptions:
             subscription.reader.forget()
 
-    # What is owed.
+    # Events that are owed.
 
     def owed(self) -> list[tuple[Account, Identity, Published]]:
         """Return the events that open subscriptions are owed, without those that were reported as missing."""

@@ -169,7 +169,7 @@ class SimNode:
         world.note("stopped", self.name, process.name)
 
     def kill(self, *, power_cut: bool = False) -> None:
-        """kill -9. With `power_cut`, what was not synced is gone as well."""
+        """kill -9. With `power_cut`, the power fails: unsynced data is lost as well."""
         process = self.process
         if process is not None and process.alive and not self.is_down:
             self._world.note("killed", self.name, process.name, "power cut" if power_cut else "")

@@ -487,7 +487,7 @@ class World:
             self.ledger.range_reported(process.node, fields["origin"], fields["after"], fields["until"])
 
     async def _end(self) -> None:
-        """Stop the trace, and let everything that is left end. What it still does has no effect."""
+        """Stop the trace, and let everything that is left end. None of it has an effect."""
         self.trace.ended = True
         self._stack.close()
         tasks = [*self._background]

@@ -211,7 +211,7 @@ class _Report:
 
 
 def _essential(trace: Any) -> list[str]:
-    """Return the lines of a trace that explain it: faults, processes, records and what is broken."""
+    """Return the lines of a trace that explain it: faults, processes, gaps and broken invariants."""
     kinds = {"fault", "healed", "mended", "started", "stopped", "killed", "frozen", "thawed", "gap", "broken", "lagged"}
     kinds |= {"connected", "subscribed", "converged", "injected"}
     lines = [str(step) for step in trace.steps if step.kind in kinds]
@@ -233,7 +233,7 @@ def _range(seeds: str) -> tuple[int, int]:
 
 
 def _resumed(path: Path | None, fingerprint: str) -> dict[str, set[int]]:
-    """Return the seeds that were run before, by scenario. If the code has changed since, there are none."""
+    """Return the seeds that were run before, by scenario. If the code has changed since, the result is empty."""
     if path is None or not path.exists():
         return {}
     try:

@@ -181,7 +181,7 @@ class Disk:
             self.real.reopen(self)
 
     def mend(self) -> None:
-        """End all faults of this disk. What is corrupt stays so."""
+        """End all faults of this disk. Corrupt events stay corrupt."""
         self.fsync_s, self.notify_s = FSYNC_S, NOTIFY_S
         self.full, self.refuse_p, self.unknown_p, self.broken_p = False, 0.0, 0.0, 0.0
 

@@ -61,7 +61,7 @@ Later = Callable[[float, Callable[[], object]], object]  # calls a function afte
 
 
 class Retention(NamedTuple):
-    """What the log keeps."""
+    """The limits of a log, beyond which it removes its oldest events."""
 
     age_s: float | None = None
     events: int | None = None
@@ -85,7 +85,7 @@ class Access:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process was killed. What it still does in its last step has no effect."""
+        """Whether the process was killed. The rest of its last step has no effect."""
         return self._ended_before != self.disk.processes_ended
 
     def is_writable(self) -> bool:
@@ -101,7 +101,7 @@ class Access:
 
 
 class SimLog:
-    """A log on a simulated disk. `later` calls on the log's thread, and never if the process was killed meanwhile."""
+    """A log on a simulated disk. `later` calls on the log's thread, and never after the process was killed."""
 
     def __init__(
         self,
@@ -475,7 +475,7 @@ class SimCursors:
                 if not pending or not self._access.is_writable():
                     return None
             except LogError as failed:
-                # The positions are stored later, although those who wait for them learn that they are not.
+                # The positions are stored later, although their callers get an error.
                 self._pending = [(name, token, offset, None) for name, token, offset, _ in pending]
                 if not self._access.is_closed:
                     self._access.later(RETRY_S, self.flush)

@@ -29,12 +29,12 @@ from zbus.sim.errors import WorldBoundary, WorldStuck
 
 T = TypeVar("T")
 
-BEAT_STEPS = 0xFFF  # the loop calls the watchdog after so many steps, a power of two less one
+BEAT_STEPS = 0xFFF  # the loop calls the watchdog after this number of steps: a power of two, less one
 STANDSTILL_STEPS = 2_000_000  # callbacks without time passing: more mean that a loop never ends
 CLEANUP_S = 60.0  # how long a scenario that was interrupted may clean up
 TASKS_KEPT = 256  # of one process, before those that have ended are removed
 
-# What the network and the operating system offer to an ordinary event loop.
+# Methods that need the network or the operating system.
 _OUTSIDE = (
     "add_reader",
     "add_signal_handler",
@@ -90,7 +90,7 @@ class Process:
         self.frozen = self.halted = True
 
     def thaw(self, loop: SimLoop) -> None:
-        """Continue. What was due meanwhile runs now, in order."""
+        """Continue. Callbacks that became due in the meantime run now, in order."""
         if self.alive and self.frozen:
             self.frozen = self.halted = False
             kept, self.kept = self.kept, []
@@ -274,7 +274,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 raise error
 
     def abandon(self) -> None:
-        """Do the same after a failure, as far as possible. What is raised now says nothing."""
+        """Do the same after a failure, as far as possible. Exceptions of the cleanup are ignored."""
         with suppress(Exception, asyncio.CancelledError):
             self.finish()
 
@@ -367,7 +367,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._closed:
             raise RuntimeError("this event loop is closed")
 
-    # What asyncio asks of a loop.
+    # Other methods that asyncio calls.
 
     def get_debug(self) -> bool:
         """Return False."""

@@ -1,8 +1,8 @@
 """A real log below a simulated disk: the second, slower choice of a world, `zbus.sim.world(logs="sqlite")`.
 
-Time and faults stay simulated. What becomes durable on the disk (events, cursors, positions, schemas) is also stored in
-a real log, and reads come from there; both must be the same as on the simulated disk. When a process ends, the real log
-is closed and opened again. So each run compares SQLite with its simulation, and has the same trace.
+Time and faults stay simulated. Events, cursors, positions and schemas on the disk are also stored in a real log, and
+reads come from there; both must be the same as on the simulated disk. When a process ends, the real log is closed and
+opened again. So each run compares SQLite with its simulation, and has the same trace.
 """
 
 from __future__ import annotations

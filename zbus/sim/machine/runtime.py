@@ -38,7 +38,7 @@ class Clock:
 
     @property
     def zero_ns(self) -> int:
-        """What this clock shows at virtual time 0."""
+        """The time that this clock shows at virtual time 0."""
         return EPOCH_NS + self.skew_ns
 
     def time_ns(self) -> int:
@@ -55,7 +55,7 @@ class Worker:
         self.busy_until = 0.0
 
     def block(self, until: float) -> None:
-        """The call that runs now returns at `until` for the thread, although its effects are there already."""
+        """The call that runs now returns at `until` for the thread, although it has taken effect already."""
         self.busy_until = max(self.busy_until, until)
 
 

@@ -17,7 +17,7 @@ STEP_S = 30.0
 def watchdog(beat: Callable[[Callable[[], object]], None]) -> Iterator[None]:
     """Raise `WorldStuck` in a step that takes longer than `STEP_S` seconds of real time.
 
-    `beat` gets a function that the loop calls now and then between two steps. There is no watchdog outside of the main
+    `beat` gets a function that the loop calls every few thousand steps. There is no watchdog outside of the main
     thread, or if the program uses the alarm signal itself, as pytest-timeout does.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:

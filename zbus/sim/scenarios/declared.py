@@ -242,7 +242,7 @@ class DeclaredNode(Table):
         return await world.node(self.name, log=log, program=program, clock_ahead_s=ahead_s, **self.settings)
 
     async def register(self, bus: SimBus) -> None:
-        """Register the schemas. A node without a log has none after a restart."""
+        """Register the schemas. A node without a log loses them with each restart."""
         for each in self.schemas:
             await bus.schemas.register(each.expression, each.schema_, mode=each.mode)
 

@@ -50,7 +50,7 @@ class Route(NamedTuple):
 
     @property
     def difference(self) -> str:
-        """What is wrong, in a sentence. Empty if nothing is."""
+        """The problem, as a sentence; empty if everything is right."""
         if not self.wrong:
             return ""
         what = f"event {self.event} ({self.key} from {self.source}): subscription {self.subscription}"
@@ -69,7 +69,7 @@ class Report(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """What is wrong, in sentences. Empty if everything is as expected."""
+        """The problems, as sentences; empty if everything is as expected."""
         return [each.difference for each in self.routes if each.wrong] + self.broken
 
 

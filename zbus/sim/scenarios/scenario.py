@@ -14,7 +14,7 @@ from zbus.sim.world import CONVERGE_S, LIMIT_S, World
 
 
 class Scenario(NamedTuple):
-    """What happens in a world. `name` is unique in its file."""
+    """A program for a whole world. `name` is unique in its file."""
 
     name: str
     play: Callable[[World], Awaitable[object]]
