@@ -7,13 +7,13 @@ that were not synced. A torn commit is recognized by its checksum and discarded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from random import Random
 from threading import RLock
 from typing import NamedTuple, Protocol
 
 from zbus.keys import KeySet
-from zbus.ports.log import Page, Row, Schema, Span
+from zbus.ports.log import Lease, Page, Row, Schema, Span
 
 FSYNC_S = (0.0005, 0.003)
 NOTIFY_S = (0.00005, 0.0005)  # from the commit to the callback
@@ -37,17 +37,35 @@ class CursorState(NamedTuple):
 class Real(Protocol):
     """A real log below a disk, for comparison."""
 
-    def stored(self, rows: Sequence[Row], offsets: Sequence[int]) -> None:
+    def stored(self, rows: Sequence[Row], offsets: Sequence[int], repeated: Collection[int]) -> None:
         """Store rows that became durable."""
 
     def page(self, expected: Page, keys: KeySet, span: Span, limit: int, low_water: int) -> Page:
         """Return the page that the real log has in place of the expected one."""
 
-    def reopen(self, rows: Sequence[Row], low_water: int) -> None:
-        """Close the log and open it again."""
+    def claimed(self, name: str, keys: Sequence[str], start: int, lease: Lease) -> None:
+        """Take the lease of a durable name."""
 
-    def rebuild(self, rows: Sequence[Row], low_water: int) -> None:
-        """Begin anew with these rows."""
+    def advanced(self, name: str, offset: int) -> None:
+        """Store the position of a durable name whose lease is held."""
+
+    def released(self, name: str) -> None:
+        """Release the lease of a durable name."""
+
+    def moved(self, name: str, offset: int | None) -> None:
+        """Move a cursor, or delete it."""
+
+    def positions_changed(self, changed: Mapping[str, int], removed: Collection[str] = ()) -> None:
+        """Store and remove positions."""
+
+    def schema_stored(self, schema: Schema) -> None:
+        """Store one more version of a schema."""
+
+    def reopen(self, disk: Disk) -> None:
+        """Close the log, open it again, and compare it with the disk."""
+
+    def rebuild(self, disk: Disk) -> None:
+        """Begin anew with what the disk has."""
 
 
 class Disk:
@@ -118,9 +136,11 @@ class Disk:
             new.append(row)
             new_offsets.append(head)
         self.rows += new
+        if self.real is not None and self.low_water == 0:
+            self.real.stored(rows, offsets, repeated)
+        elif self.real is not None and new:  # the real log still knows the identities of events that were removed
+            self.real.stored(new, new_offsets, ())
         if new:
-            if self.real is not None:
-                self.real.stored(new, new_offsets)
             self.on_stored(new, new_offsets)
         return offsets, repeated, new, new_offsets
 
@@ -142,6 +162,8 @@ class Disk:
             if name not in self._synced_positions:
                 self._synced_positions[name] = changed[name]
         self.positions.update(changed)
+        if self.real is not None and changed:
+            self.real.positions_changed(changed)
         if sync or self.chance.random() < 0.5:
             self._synced_positions = dict(self.positions)
 
@@ -156,7 +178,7 @@ class Disk:
         if power_cut:
             self.positions = dict(self._synced_positions)
         if self.real is not None:
-            self.real.reopen(self.rows, self.low_water)
+            self.real.reopen(self)
 
     def mend(self) -> None:
         """End all faults of this disk. Corrupt events stay corrupt."""
@@ -187,7 +209,7 @@ class Disk:
         self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
         self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)
         if self.real is not None:
-            self.real.rebuild(self.rows, self.low_water)
+            self.real.rebuild(self)
 
 
 def _no_fault(step: str) -> None:

@@ -448,7 +448,10 @@ class SimCursors:
             disk.leases[name] = Held(token, self._owner)
             offset, updated_at = (start, self._time_ns()) if before is None else (before.offset, before.updated_at_ns)
             disk.cursors[name] = CursorState(offset, tuple(keys), updated_at)
-            return Lease(token, offset, () if before is None else before.keys)
+            lease = Lease(token, offset, () if before is None else before.keys)
+            if disk.real is not None:
+                disk.real.claimed(name, keys, start, lease)
+            return lease
 
     def advance(
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None
@@ -495,6 +498,8 @@ class SimCursors:
             return False
         if offset > cursor.offset:
             self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+        if self._disk.real is not None:
+            self._disk.real.advanced(name, offset)
         return True
 
     def release(self, name: str, token: str) -> None:
@@ -517,6 +522,8 @@ class SimCursors:
         held = self._disk.leases.get(name)
         if held is not None and held.token == token and not self._access.is_dead:
             del self._disk.leases[name]
+            if self._disk.real is not None:
+                self._disk.real.released(name)
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
@@ -533,6 +540,8 @@ class SimCursors:
             cursor = self._unused(name)
             if self._access.is_writable():
                 self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+                if self._disk.real is not None:
+                    self._disk.real.moved(name, offset)
 
     def delete(self, name: str) -> None:
         """Delete a cursor."""
@@ -540,6 +549,8 @@ class SimCursors:
             self._unused(name)
             if self._access.is_writable():
                 del self._disk.cursors[name]
+                if self._disk.real is not None:
+                    self._disk.real.moved(name, None)
 
     def _unused(self, name: str) -> CursorState:
         cursor = self._disk.cursors.get(name)
@@ -574,6 +585,8 @@ class SimPositions:
             if self._access.is_writable():
                 for name in names:
                     self._disk.positions.pop(name, None)
+                if self._disk.real is not None and names:
+                    self._disk.real.positions_changed({}, names)
 
 
 class SimSchemas:
@@ -598,6 +611,8 @@ class SimSchemas:
                 raise LogError(f"{disk.name}: version {schema.version} of the schema of {schema.expression!r} exists")
             if self._access.is_writable():
                 disk.schemas.append(schema)
+                if disk.real is not None:
+                    disk.real.schema_stored(schema)
 
 
 def _in_time(row: Row, span: Span) -> bool:
