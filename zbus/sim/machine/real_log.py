@@ -103,7 +103,7 @@ class RealLog:
             self._report(f"a page after offset {span.after} has {len(wanted[0])} events, and others in the real log")
         return RealPage(events, expected.covered, expected.low_water)
 
-    # What is stored beside them.
+    # Cursors, positions and schemas, which are stored beside the events.
 
     def claimed(self, name: str, keys: Sequence[str], start: int, lease: Lease) -> None:
         """Take the lease of a durable name."""
