@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 help:
 	@echo "make demo    run an embedded bus for about ten seconds; installs only the packages that it needs"
 	@echo "make demo-pipeline    run the Spark jobs on a log of 200,000 events; writes a report to zbus-pipeline-demo/"
-	@echo "make test    run the whole test suite, in about six minutes"
+	@echo "make test    run the whole test suite, in about eight minutes"
 	@echo "make check   check formatting, lint rules, types and import directions"
 	@echo "make bench   run the benchmarks against their peers; writes benchmarks/results/"
 	@echo "make sim     run the scenarios of the simulator with 2,000 seeds, in about four minutes; SEEDS=A:B runs others"
