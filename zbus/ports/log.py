@@ -15,6 +15,8 @@ from zbus.event import Event, Provenance
 from zbus.headers import NO_HEADERS, Headers, raw_headers
 from zbus.keys import KeySet
 
+from .lineage import Incarnation, Lineage
+
 
 class Promise(NamedTuple):
     """The guarantees of a log, as data. `bus.stats()` and `zbus doctor` show them."""
@@ -248,6 +250,22 @@ class Log(Protocol):
     @property
     def writer_id(self) -> int:
         """The identity of this node as a writer of the history; the same as `log_id` if the log has one writer."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """The incarnations of this log. An owner begins one when it opens the log; a reader sees those of the owner."""
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin another incarnation now, because a copy of this log uses the current one. Returns once it is on disk.
+
+        May block. Events that were appended before keep their offsets, which are below its `first`.
+        """
+
+    def digest(self, offset: int) -> bytes:
+        """Return a digest of the events up to `offset`; empty if it is unknown. May block.
+
+        Two logs with the same digest at an offset have the same events up to it, removed ones included.
+        """
 
     @property
     def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:

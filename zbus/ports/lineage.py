@@ -1,0 +1,66 @@
+"""Lineage: which incarnations a log has had, and so which of its offsets another node or a cursor can rely on.
+
+Each opening of a log by an owner begins an incarnation with a random id. A log that was restored or copied has the
+incarnations of its backup, and then its own. Two logs with the same id therefore share the offsets up to the last
+incarnation that they have in common, and no others: the same offset after that is another event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zbus.event import NUMBER_MAX
+
+
+class Incarnation(NamedTuple):
+    """One opening of a log by an owner."""
+
+    id: int  # random, of at most 62 bits; 0 for all openings by version 0.1, which did not count them
+    first: int  # the offset of the first event that it can store
+    started_at: int = 0  # Unix ns
+    host: str = ""
+
+
+class Lineage(NamedTuple):
+    """The incarnations of a log, oldest first. The last one is current.
+
+    >>> lineage = Lineage((Incarnation(7, 1), Incarnation(9, 101)))
+    >>> lineage.until(7), lineage.until(8)
+    (100, None)
+    >>> lineage.shared({7: 180}), lineage.shared({9: 180}), lineage.shared({8: 180})
+    (100, 180, None)
+    """
+
+    incarnations: tuple[Incarnation, ...]
+
+    @property
+    def current(self) -> Incarnation:
+        """The incarnation that stores events now."""
+        return self.incarnations[-1]
+
+    @property
+    def parent(self) -> int:
+        """The id of the incarnation before the current one, or the current one if it is the first."""
+        return self.incarnations[max(-len(self.incarnations), -2)].id
+
+    def until(self, incarnation: int) -> int | None:
+        """Return the last offset that this log can have in common with a log in `incarnation`; None if unknown."""
+        following = NUMBER_MAX + 1
+        for each in reversed(self.incarnations):
+            if each.id == incarnation:
+                return following - 1
+            following = each.first
+        return None
+
+    def shared(self, known: Mapping[int, int]) -> int | None:
+        """Return the highest offset that is the same event here, for someone who knows some incarnations.
+
+        `known` has the offset that was reached in each of them. None means that nothing is certain to be shared.
+        """
+        following = NUMBER_MAX + 1
+        for each in reversed(self.incarnations):
+            if each.id in known:
+                return min(known[each.id], following - 1)
+            following = each.first
+        return None
