@@ -46,12 +46,20 @@ class Runtime:
         self.pid: Callable[[], int] = os.getpid
         self.hostname: Callable[[], str] = platform.node
         self.run_id: str | None = None  # of the node that this runtime belongs to
+        self._began_ns: int | None = None
 
     def for_node(self) -> Self:
         """Return the runtime of a new node: the same clocks, randomness and threads, and a run id of its own."""
         own = copy(self)
         own.run_id = own.token_hex(8)
+        own._began_ns = own.time_ns() - own.monotonic_ns()
         return own
+
+    def steady_ns(self) -> int:
+        """Return Unix time by the clock as it was when the node began: later moves of the clock have no effect."""
+        if self._began_ns is None:
+            self._began_ns = self.time_ns() - self.monotonic_ns()
+        return self._began_ns + self.monotonic_ns()
 
     @contextmanager
     def running(self) -> Iterator[None]:
