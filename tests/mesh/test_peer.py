@@ -65,6 +65,12 @@ class Context:
         self.gaps: list[tuple[str, int, bool]] = []  # key, sequence after the gap, counted
         self.open_gaps: list[tuple[str, int, int]] = []  # key, after, before
         self.coverages: list[int] = []
+        self.seen = Dedup()
+        self.rewound: list[tuple[int, int]] = []  # known, shared
+        self.unconfirmed: list[tuple[int, int]] = []  # claimed, head
+        self.fetched: list[tuple[str, int | None]] = []
+        self.descriptions: list[dict[int, int]] = []  # what was known in each request
+        self.lineage, self.clock_ns = Lineage((Incarnation(0, 1),)), 0
         self.storing: asyncio.Future[object] | None = None  # what `accept` returns for a page
         self.capacity = asyncio.Event()
         self.capacity.set()
@@ -83,6 +89,8 @@ class Context:
     # The context.
 
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> asyncio.Future[object] | None:
+        for each in envelopes:
+            self.seen.arrival(each.publisher_id, each.sequence)
         offsets = [each.offset for each in envelopes]
         if offsets:
             self.accepted.append((offsets, link, repaired))
@@ -90,10 +98,25 @@ class Context:
         self.timeline += offsets
         return self.storing if repaired else None
 
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        assert (origin, incarnation) == (self.origin, self.peer.branch.id)
+        self.descriptions.append(dict(known))
+        if self.error is not None:
+            raise self.error
+        shared = self.lineage.shared(known)
+        head = self.log[-1].offset if self.log else 0
+        return LogPage([], head, head, self.low_water, 0, self.lineage.branch, shared, self.clock_ns)
+
     async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
     ) -> LogPage:
-        assert origin == self.origin
+        assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.requests.append((after, from_ns, link, None if expressions is None else tuple(expressions)))
         self.requested_at.append(self.runtime.now)
         if self.errors:
@@ -113,9 +136,21 @@ class Context:
     async def wait_for_capacity(self) -> None:
         await self.capacity.wait()
 
-    def covered(self, origin: int, offset: int) -> None:
-        assert origin == self.origin
+    def covered(self, origin: int, incarnation: int, offset: int) -> None:
+        assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.coverages.append(offset)
+
+    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
+        return self.seen.look_up(publisher_id, sequence)
+
+    def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
+        self.rewound.append((known, shared))
+
+    def report_unconfirmed(self, origin: int, claimed: int, head: int, link: str) -> None:
+        self.unconfirmed.append((claimed, head))
+
+    def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
+        self.fetched.append((expression, reached))
 
     def report_gap(self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False) -> bool:
         assert (origin, publisher_id) == (self.origin, 7)

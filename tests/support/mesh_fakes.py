@@ -86,6 +86,8 @@ class FakeRuntime(Runtime):
         self.token_hex = lambda count: f"{self._draw(count * 8):0{2 * count}x}"
         self.pid = lambda: 4711
         self.hostname = lambda: "fake"
+        self.boot_id = lambda: "fake"
+        self.clock_zero_ns = self.time_ns() - self.monotonic_ns()
 
     def driver(self, step: Step, name: str, on_error: OnError) -> Driver:
         self.drivers.append(ManualDriver(step, self))

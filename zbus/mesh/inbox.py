@@ -78,6 +78,9 @@ class Inbox:
         self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
         self._seen = Dedup(lambda: self.count("publishers_evicted", 1))
+        self._batch: list[Envelope] = []  # events of this turn that are not accepted yet
+        self._batch_done: list[Callable[[], None]] = []  # acknowledge their frames
+        self._batch_link = ""
         self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
         self._peers = Memo[tuple[int, int], Peer](PEERS_MAX, on_evict=self._evict_peer)  # by origin and incarnation
         self._of_origin: dict[int, list[Peer]] = {}
@@ -136,16 +139,13 @@ class Inbox:
     def _drain(self, frames: Sequence[Frame]) -> None:
         if self._ended:
             return
-        new: list[Envelope] = []
-        done: list[Callable[[], None]] = []
-        batch_link = ""
         for frame, acknowledge, link, dense, events_only in frames:
             # A beacon moves the position of its node past the events before it: those must be with the log by then.
-            if link != batch_link or acknowledge is not None or _kind(frame) == BEACON:
-                self._hand_over(new, done, batch_link)
-                new, done, batch_link = [], [], link
+            if link != self._batch_link or acknowledge is not None or _kind(frame) == BEACON:
+                self._hand_over()
+                self._batch_link = link
             try:
-                new += self._open(frame, link, dense, events_only)
+                self._batch += self._open(frame, link, dense, events_only)
             except EventInvalid as error:
                 self._invalid(_reason(frame, error), link, str(error))
             except Exception as error:  # a bug here must not stop later frames
@@ -153,8 +153,8 @@ class Inbox:
                 if self._throttle.due(("RECEIVE_FAILED", link)):
                     record("RECEIVE_FAILED", logging.WARNING, error, link=link)
             if acknowledge is not None:
-                done.append(acknowledge)
-        self._hand_over(new, done, batch_link)
+                self._batch_done.append(acknowledge)
+        self._hand_over()
         self._opened.clear()
         if lost := self._mailbox.take_overflowed():
             self.count("dropped_inbox_full", lost)
@@ -217,9 +217,12 @@ class Inbox:
             raise EventInvalid("malformed frame: its envelopes come from several nodes")
         return self._peer(first.origin, first.branch, envelopes[-1].offset).take(envelopes, link)
 
-    def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
+    def _hand_over(self) -> None:
+        """Accept the events that were taken from frames, and acknowledge those frames."""
+        new, done, link = self._batch, self._batch_done, self._batch_link
         if not new and not done:
             return
+        self._batch, self._batch_done = [], []
         stored = self.accept(new, link)
 
         def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
@@ -368,8 +371,14 @@ class Inbox:
         await self._backpressure.wait(self._is_delayed)
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
-        """Return what is known of an identity."""
+        """Return what is known of an identity, with the events of this turn."""
+        if self._batch:
+            self._hand_over()
         return self._seen.look_up(publisher_id, sequence)
+
+    def report_late(self, envelope: Envelope, link: str) -> None:
+        """Report an event that is dropped, because later events of its publisher were delivered."""
+        self._count_known(Arrival.LATE, envelope, link, False)
 
     def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
         """Note how far the past events of an expression were fetched; None: all of them."""

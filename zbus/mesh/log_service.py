@@ -124,6 +124,8 @@ class LogService:
         if wanted.to_ns != ENDLESS:
             span = span._replace(to_ns=wanted.to_ns)
         narrow = self._log.narrow(span) if span.from_ns is not None or span.to_ns is not None else span
+        if wanted.own:  # a repair wants every event after the first one of that time, whatever its clock showed then
+            narrow = narrow._replace(from_ns=None)
         page = self._log.read(keys, narrow, min(max(1, wanted.events), PAGE_EVENTS_MAX))
         events, failed, skipped = page.events(skip_corrupt=True)
         if failed is not None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Kinds of stored positions: the first part of their names.
-SENT, SENT_UNTIL_0_1, OWN = "out", "sent", "own"
+SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
 SENT_KINDS = (SENT, SENT_UNTIL_0_1)
 REPLACED_KINDS = ("from", "owed", OWN)  # all of them are stored each time
 
@@ -129,6 +129,7 @@ class Network:
             else:
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
+        await self._continue_clock(self._log)
         now = self._steady_ns()
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
@@ -143,6 +144,15 @@ class Network:
         for name in link_names(self._config.transports).values():
             await self._begin(name)  # before the first link receives, or its events would not be forwarded
         self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
+
+    async def _continue_clock(self, log: Log) -> None:
+        """Continue the clock of earlier processes: times of interest that they stored stay comparable."""
+        name = f"{CLOCK}/{self._runtime.boot_id()}"
+        if name in self._stored:
+            self._runtime.clock_zero_ns = self._stored[name]
+        else:
+            await self._run(log.positions.store, {name: self._runtime.clock_zero_ns})
+            await self._run(log.positions.remove, [each for each in self._stored if _kind(each) == CLOCK])
 
     async def _check_positions(self, log: Log) -> None:
         """Forget the positions in other logs if this log does not have what it had when they were stored."""

@@ -95,6 +95,9 @@ class PeerContext(GapReporter, Protocol):
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         """Return what is known of an identity."""
 
+    def report_late(self, envelope: Envelope, link: str) -> None:
+        """Report an event that is dropped, because later events of its publisher were delivered."""
+
     def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
         """Report that a log, known up to `known`, has the same events only up to `shared`."""
 
@@ -184,7 +187,9 @@ class Peer:
                 key = envelope.key
                 seen = max(last.get(key, covered), covered)
             if envelope.offset <= seen:
-                if self._is_missed(envelope):
+                if new and new[-1].offset == envelope.offset and _identity(new[-1]) == _identity(envelope):
+                    self._context.count("duplicates_received", 1)  # it was buffered twice
+                elif self._is_missed(envelope):
                     new.append(envelope)
                     contradicted = True
                 continue
@@ -269,16 +274,15 @@ class Peer:
         """Return whether an event must be delivered, although its offset was passed already.
 
         Only its identity shows that it is a duplicate. If later events of its publisher were delivered, it was given
-        up as lost, and to deliver it now would break their order, unless the log of this node decides that.
+        up as lost, and to deliver it now would break their order.
         """
         arrival = self._context.look_up(envelope.publisher_id, envelope.sequence)
         if arrival is Arrival.DUPLICATE:
             self._context.count("duplicates_received", 1)
             return False
-        if arrival is not Arrival.SKIPPED or self._context.interest.of(envelope.key).stored:
-            return True
-        self._context.count("dropped_late", 1)
-        return False
+        if arrival is Arrival.SKIPPED:
+            self._context.report_late(envelope, self._link)
+        return arrival is not Arrival.SKIPPED
 
     def _doubt(self) -> None:
         """Forget everything that its log has not confirmed, and request it again: a claim contradicts an event."""
@@ -551,6 +555,10 @@ class Peer:
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
         if trimmed:
+            await self._accept_buffered(page.low_water)
+        if page.skipped:
+            new = self._with_buffered(new, page.covered)
+        if trimmed:
             self._trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
         reported = self._trimmed is not None and self._trimmed.report(new)
         if trimmed and not reported and self._trimmed is not None:
@@ -569,6 +577,22 @@ class Peer:
         while self._buffered and self._buffered[0][0].offset <= self._covered and self._is_known(self._buffered[0][0]):
             self._unbuffer()  # the log supplied it
         return new
+
+    async def _accept_buffered(self, until: int) -> None:
+        """Deliver the buffered events up to an offset, which the log no longer has, and report what is missing."""
+        stored: Awaitable[object] | None = None
+        for envelope, link in sorted(self._buffered, key=_by_offset):
+            if envelope.offset <= until and not self._is_known(envelope):
+                self._context.report_gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+                stored = self._context.accept([envelope], link, repaired=True) or stored
+        if stored is not None:
+            await stored
+
+    def _with_buffered(self, found: list[Envelope], until: int) -> list[Envelope]:
+        """Return the events of a page together with the buffered ones that the log no longer has, in order."""
+        offsets = {envelope.offset for envelope in found}
+        kept = {each.offset: each for each, _ in self._buffered if each.offset <= until and each.offset not in offsets}
+        return sorted([*found, *kept.values()], key=lambda envelope: envelope.offset)
 
     def _is_known(self, envelope: Envelope) -> bool:
         return self._context.look_up(envelope.publisher_id, envelope.sequence) is Arrival.DUPLICATE
@@ -634,8 +658,10 @@ class Peer:
         for envelope, link in buffered:
             seen = self._reached(envelope.key)
             if envelope.offset <= seen:
+                self._context.accept(run, run_link)  # first: they may be what shows that it is a duplicate
+                run, run_link = [], link
                 if self._is_missed(envelope):
-                    self._context.accept([envelope], link)
+                    run.append(envelope)
                 continue
             if waits and envelope.previous > seen and interest.of(envelope.key).stored:
                 self._buffer([envelope], link)
@@ -712,6 +738,10 @@ class Peer:
             self._context.accept(self.take(envelopes, link), link)
         if self._repairing is None:
             self._advance(self._covered or 0)
+
+
+def _identity(envelope: Envelope) -> tuple[int, int]:
+    return envelope.publisher_id, envelope.sequence
 
 
 def _by_offset(item: tuple[Envelope, str]) -> int:
