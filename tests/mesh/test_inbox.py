@@ -669,12 +669,12 @@ async def test_a_full_table_of_peers_closes_the_one_that_was_not_seen_for_longes
     beacon(7)
     await turns()
     repairs = asyncio.all_tasks() - {asyncio.current_task()}
-    assert (inbox.other_logs(), len(repairs)) == ((9, 5, 7), 3)
+    assert (set(inbox.other_logs()), len(repairs)) == ({5, 7, 9}, 3)
 
     beacon(11)
     await turns()
 
-    assert inbox.other_logs() == (5, 7, 11)
+    assert set(inbox.other_logs()) == {5, 7, 11}
     assert sum(task.cancelled() for task in repairs) == 1  # of the one that was closed
 
 
@@ -685,10 +685,10 @@ async def test_a_peer_that_returns_goes_on_from_its_position(host: InboxHost, mo
     beacon = beacons(inbox)
     beacon(LOGGED)
     beacon(7)
-    inbox.receiver("nats", False)(framed(*kept(3), envelope(6, 5, KEPT)))
+    inbox.receiver("nats", False)(framed(envelope(6, 5, KEPT)))
     await turns()
 
-    assert host.counts == {"duplicates_received": 1, "peers_evicted": 2}
+    assert host.counts == {"peers_evicted": 2}
     assert [(origin, after) for origin, after, *_ in host.page_requests] == [(LOGGED, 4)]
 
 

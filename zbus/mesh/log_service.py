@@ -92,9 +92,9 @@ class LogService:
         self,
         log: Log,
         origin: int,
-        clock_ns: Callable[[], int],
         forward: Callable[[str], Forward] | None = None,
         other_logs: Callable[[], tuple[int, ...]] = tuple,
+        clock_ns: Callable[[], int] = int,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
         self._clock_ns = clock_ns

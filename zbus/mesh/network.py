@@ -137,7 +137,7 @@ class Network:
             self.interest.add([each], since, store=True)
         await self._begin_storing(new)
         clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
-        self._service = LogService(self._log, self.origin, clock_ns, self.forward, self.inbox.other_logs)
+        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns)
         for key in (log_key(self.origin), log_key(self.origin, self._lineage.current.id)):
             self.request_server.serve(key, self._service.page)
         self.request_server.serve(LOGS, self._service.info)

@@ -253,8 +253,8 @@ class Peer:
             self._repair()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """Request the past events of these expressions as well."""
-        if self.has_log:
+        """Request the past events of these expressions as well. A new peer is asked for everything anyway."""
+        if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
             self._owed.update(dict.fromkeys(expressions, 0))
             self._repair()
 
