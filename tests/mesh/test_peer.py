@@ -628,7 +628,9 @@ async def test_a_log_that_never_catches_up_and_sends_no_events_is_given_up(
     one, _, three, four = context.publish(1, first, first + 1, first + 2)
     pages = 0
 
-    async def creep(origin: int, after: int, from_ns: int, link: str, expressions: object = None, incarnation: int = 0) -> LogPage:
+    async def creep(
+        origin: int, after: int, from_ns: int, link: str, expressions: object = None, incarnation: int = 0
+    ) -> LogPage:
         nonlocal pages
         pages += 1
         return LogPage([], after + 1, 1 << 60, 0)

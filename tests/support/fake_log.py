@@ -9,8 +9,8 @@ for too long by the clock of the history. `count` never knows more than it must.
 from __future__ import annotations
 
 import bisect
-import logging
 import hashlib
+import logging
 import random
 import secrets
 import threading

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -259,18 +259,23 @@ class Inbox:
             is_new, branch = False, current
         key = (origin, branch.id)
         if key not in self._peers:
+            known = dict(self.known_logs.of(origin))
+            ended: list[Peer] = []
             if is_new:  # the earlier ones have ended, unless the log was copied: then their next frames show it
-                for other in self._of_origin.get(origin, [])[:]:
+                ended = self._of_origin.get(origin, [])[:]
+                for other in ended:
                     other.close()
                     self._remove_peer(other)
                     del self._peers[origin, other.branch.id]
-            peer = self._new_peer(origin, branch)
+                    known[other.branch.id] = max(other.settled, known.get(other.branch.id, 0))
+            peer = self._new_peer(origin, branch, known)
+            for other in ended:
+                peer.succeed(other)
             self._of_origin.setdefault(origin, []).append(peer)
             self._peers[key] = peer
         return self._peers.use(key)
 
-    def _new_peer(self, origin: int, branch: Branch) -> Peer:
-        known = self.known_logs.of(origin)
+    def _new_peer(self, origin: int, branch: Branch, known: Mapping[int, int]) -> Peer:
         shared = branch.shared(known)
         if shared is not None and branch.id not in known and shared < known[branch.parent]:
             self.report_rewound(origin, branch, known[branch.parent], shared)

@@ -152,7 +152,8 @@ class Network:
             self._runtime.clock_zero_ns = self._stored[name]
         else:
             await self._run(log.positions.store, {name: self._runtime.clock_zero_ns})
-            await self._run(log.positions.remove, [each for each in self._stored if _kind(each) == CLOCK])
+            if earlier := [each for each in self._stored if _kind(each) == CLOCK]:
+                await self._run(log.positions.remove, earlier)
 
     async def _check_positions(self, log: Log) -> None:
         """Forget the positions in other logs if this log does not have what it had when they were stored."""

@@ -139,6 +139,7 @@ class Peer:
         self._covered_at = self._time_ns()
         self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
+        self._highest = 0  # the highest offset of an event that was taken
         self._last: dict[str, int] = {}
         self._buffered: deque[tuple[Envelope, str]] = deque()
         self._buffered_bytes = 0
@@ -164,6 +165,17 @@ class Peer:
     def covered(self) -> int:
         """The offset up to which nothing is missing; 0 for a new peer."""
         return self._covered or 0
+
+    @property
+    def settled(self) -> int:
+        """The offset up to which nothing is missing, as far as the log or an event has shown that it exists."""
+        return min(self.covered, max(self._confirmed or 0, self._highest))
+
+    def succeed(self, other: Peer) -> None:
+        """Take over what is known from an earlier incarnation of the same log, which has ended."""
+        if other.branch.id == self.branch.parent:
+            self._last = {key: offset for key, offset in other._last.items() if offset < self.branch.first}
+            self._clock_ns, self._highest, self._link = other._clock_ns, other.settled, other._link
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
@@ -201,6 +213,8 @@ class Peer:
                 self._context.report_gap(self.id, key, envelope.publisher_id, envelope.sequence)
             last[key] = seen = envelope.offset
             new.append(envelope)
+        if new:
+            self._highest = max(self._highest, new[-1].offset)
         self._taken_events += len(new)
         self._bound_keys()
         if new and self._clock_ns == NEVER:
@@ -554,13 +568,12 @@ class Peer:
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
-        if trimmed:
-            await self._accept_buffered(page.low_water)
+        reported = trimmed and await self._accept_buffered(page.low_water)
         if page.skipped:
             new = self._with_buffered(new, page.covered)
         if trimmed:
             self._trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
-        reported = self._trimmed is not None and self._trimmed.report(new)
+        reported = (self._trimmed is not None and self._trimmed.report(new)) or reported
         if trimmed and not reported and self._trimmed is not None:
             self._trimmed.count()
             reason = "retention removed it at the publisher"
@@ -578,15 +591,21 @@ class Peer:
             self._unbuffer()  # the log supplied it
         return new
 
-    async def _accept_buffered(self, until: int) -> None:
-        """Deliver the buffered events up to an offset, which the log no longer has, and report what is missing."""
+    async def _accept_buffered(self, until: int) -> bool:
+        """Deliver the buffered events up to an offset, which the log no longer has. Report what is missing before them.
+
+        Return whether anything is.
+        """
         stored: Awaitable[object] | None = None
+        reported = False
         for envelope, link in sorted(self._buffered, key=_by_offset):
             if envelope.offset <= until and not self._is_known(envelope):
-                self._context.report_gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
+                identity = (envelope.publisher_id, envelope.sequence)
+                reported = self._context.report_gap(self.id, envelope.key, *identity) or reported
                 stored = self._context.accept([envelope], link, repaired=True) or stored
         if stored is not None:
             await stored
+        return reported
 
     def _with_buffered(self, found: list[Envelope], until: int) -> list[Envelope]:
         """Return the events of a page together with the buffered ones that the log no longer has, in order."""
