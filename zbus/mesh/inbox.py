@@ -259,18 +259,16 @@ class Inbox:
             is_new, branch = False, current
         key = (origin, branch.id)
         if key not in self._peers:
-            known = dict(self.known_logs.of(origin))
-            ended: list[Peer] = []
-            if is_new:  # the earlier ones have ended, unless the log was copied: then their next frames show it
-                ended = self._of_origin.get(origin, [])[:]
-                for other in ended:
-                    other.close()
-                    self._remove_peer(other)
-                    del self._peers[origin, other.branch.id]
-                    known[other.branch.id] = max(other.settled, known.get(other.branch.id, 0))
+            # A new incarnation ends the earlier ones, unless the log was copied: then their next frames show it.
+            ended = self._of_origin.get(origin, [])[:] if is_new else []
+            known = self.known_logs.of(origin)
+            known = known | {each.branch.id: max(each.settled, known.get(each.branch.id, 0)) for each in ended}
             peer = self._new_peer(origin, branch, known)
             for other in ended:
                 peer.succeed(other)
+                other.close()
+                self._remove_peer(other)
+                del self._peers[origin, other.branch.id]
             self._of_origin.setdefault(origin, []).append(peer)
             self._peers[key] = peer
         return self._peers.use(key)

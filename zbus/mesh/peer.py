@@ -173,9 +173,20 @@ class Peer:
 
     def succeed(self, other: Peer) -> None:
         """Take over what is known from an earlier incarnation of the same log, which has ended."""
-        if other.branch.id == self.branch.parent:
-            self._last = {key: offset for key, offset in other._last.items() if offset < self.branch.first}
-            self._clock_ns, self._highest, self._link = other._clock_ns, other.settled, other._link
+        if other.branch.id != self.branch.parent:
+            return
+        first = self.branch.first
+        self._last = {key: offset for key, offset in other._last.items() if offset < first}
+        self._clock_ns, self._highest, self._link = other._clock_ns, other.settled, other._link
+        self._settling_beacons, self._gave_up = other._settling_beacons, other._gave_up
+        self._gap_ledger.succeed(other._gap_ledger)
+        if other._pending is not None:
+            self._gap_ledger.note_newest(other._pending.newest)
+        if buffered := [item for item in other._buffered if item[0].offset < first]:
+            for envelope, link in buffered:
+                self._buffer([envelope], link)
+            self._evicted_up_to = max(self._evicted_up_to, other._evicted_up_to)
+            self._repair()
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
