@@ -134,7 +134,9 @@ class SimLog:
                 if disk.writer_pid is not None:
                     raise LogLocked(disk.name, disk.writer_pid, here=disk.writer_pid == pid)
                 disk.writer_pid = pid
-            self.begin_incarnation()
+            if not disk.is_resumed:
+                self.begin_incarnation()
+            disk.is_resumed = False
             self._pruned_at = disk.head
             if retention is not None:
                 later(PRUNE_S, self._prune_periodically)
