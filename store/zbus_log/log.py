@@ -105,7 +105,7 @@ class SqliteLog:
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"the folder {str(Path(path).parent)!r} does not exist")
-        self._cursors = SqliteCursors(path)
+        self._cursors = SqliteCursors(path, self)
         self._cold = Cold(f"{path}-cold" if cold is None else cold)
         try:
             if read_only:
@@ -304,6 +304,7 @@ class SqliteLog:
             "low_water": self.low_water(),
             "read_only": self.read_only,
             "synchronous": self._synchronous,
+            "incarnation": f"{self.lineage.current.id:x}",
             "sqlite": pysqlite3.sqlite_version,
         }
 

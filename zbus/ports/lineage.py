@@ -28,6 +28,8 @@ class Lineage(NamedTuple):
     >>> lineage = Lineage((Incarnation(7, 1), Incarnation(9, 101)))
     >>> lineage.until(7), lineage.until(8)
     (100, None)
+    >>> lineage.of(100), lineage.of(101), lineage.of(0)
+    (7, 9, None)
     >>> lineage.shared({7: 180}), lineage.shared({9: 180}), lineage.shared({8: 180})
     (100, 180, None)
     """
@@ -43,6 +45,10 @@ class Lineage(NamedTuple):
     def parent(self) -> int:
         """The id of the incarnation before the current one, or the current one if it is the first."""
         return self.incarnations[max(-len(self.incarnations), -2)].id
+
+    def of(self, offset: int) -> int | None:
+        """Return the id of the incarnation that stored, or will store, an offset; None if that is unknown."""
+        return next((each.id for each in reversed(self.incarnations) if each.first <= offset), None)
 
     def until(self, incarnation: int) -> int | None:
         """Return the last offset that this log can have in common with a log in `incarnation`; None if unknown."""
