@@ -9,6 +9,7 @@ for too long by the clock of the history. `count` never knows more than it must.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import logging
 import random
 import secrets
@@ -19,12 +20,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from zbus.errors import CursorError, LogError, LogReadOnly, LogTrimmed, ZbusError
 from zbus.event import Event, Provenance
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
+from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
@@ -76,6 +79,7 @@ class History:
         self.positions: dict[str, dict[str, int]] = {}  # by the name of a lane
         self.writer_ids: dict[str, int] = {}
         self.schemas: list[Schema] = []
+        self.incarnations: list[Incarnation] = []
         self.now = 0.0  # the clock of the history, in seconds
         self._gaps = random.Random(seed)
         self._identities: dict[tuple[int, int], tuple[int, float]] = {}  # the offset, and when it was stored
@@ -83,9 +87,27 @@ class History:
     def open(self, lane: str = "a", *, read_only: bool = False) -> FakeLane:
         """Open a lane."""
         with self.lock:
+            if not read_only:
+                self.begin_incarnation()
             opened = FakeLane(self, lane, read_only=read_only)
             self.lanes.append(opened)
         return opened
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin an incarnation of all lanes."""
+        with self.lock:
+            first = (self.offsets[-1] if self.offsets else 0) + 1
+            begun = Incarnation(secrets.randbits(61) + 1, first, time.time_ns(), "fake")
+            self.incarnations.append(begun)
+            return begun
+
+    def digest(self, offset: int) -> bytes:
+        """Hash the events up to an offset; removed ones are kept for it."""
+        with self.lock:
+            if offset > (self.offsets[-1] if self.offsets else 0):
+                return b""
+            upto = bisect.bisect_right(self.offsets, offset)
+            return hashlib.blake2b(msgspec.msgpack.encode(self.entries[:upto]), digest_size=16).digest()
 
     def store(self, rows: Sequence[Row], writer_id: int) -> Stored:
         """Store what is new of some rows, together."""
@@ -167,6 +189,21 @@ class FakeLane:
     @property
     def writer_id(self) -> int:
         return self._writer_id
+
+    @property
+    def lineage(self) -> Lineage:
+        with self.history.lock:
+            return Lineage(tuple(self.history.incarnations))
+
+    def begin_incarnation(self) -> Incarnation:
+        if self.read_only:
+            raise LogReadOnly(self.path)
+        begun: SimpleQueue[Incarnation] = SimpleQueue()
+        self.soon(lambda: begun.put(self.history.begin_incarnation()))  # after the appends that wait
+        return begun.get(timeout=5.0)
+
+    def digest(self, offset: int) -> bytes:
+        return self.history.digest(offset)
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:
