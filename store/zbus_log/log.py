@@ -156,7 +156,8 @@ class SqliteLog:
         if self._writer is not None:
             return self._lineage
         with log_errors(self.path), self._read_engine.connect() as connection:
-            return read_lineage(connection)
+            self._lineage = read_lineage(connection, self._lineage)
+        return self._lineage
 
     def begin_incarnation(self) -> Incarnation:
         """Begin another incarnation, after the appends that are queued. Returns once it is on disk."""
@@ -241,6 +242,12 @@ class SqliteLog:
     def count(self, after: int, until: int) -> int:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
         return max(0, until - after)
+
+    def is_lost(self, offset: int) -> bool:
+        """Return whether an offset belongs to a loss that was accepted, and so is never assigned again."""
+        with log_errors(self.path), self._read_engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT 1 FROM losses WHERE ? BETWEEN first AND last", (offset,))
+            return found.first() is not None
 
     def watch(self, moved: Callable[[int], None]) -> None:
         """Poll the head, less often while it does not change: no socket connects reader and owner."""

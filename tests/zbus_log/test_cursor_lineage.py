@@ -171,6 +171,27 @@ def test_a_position_has_the_incarnation_that_stored_its_event(path: Path) -> Non
                 assert {each.name: each.incarnation for each in log.cursors.list()}[name] == wanted
 
 
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_cursor_at_an_offset_whose_loss_was_accepted_gets_the_events_after_the_loss(
+    path: Path, durability: str
+) -> None:
+    with opened(path, durability=durability) as log:
+        append(log, [row(n) for n in range(100)])
+    files(path, path.with_name("backup"), "")
+    with opened(path, durability=durability) as log:
+        append(log, [row(n) for n in range(100, 160)])
+        claimed(log, "ahead", 160)
+    files(path.with_name("backup"), path, "")
+
+    with opened(path, accept_loss=True) as log:
+        before = log.cursors.claim("ahead", ["**"], 0)
+        log.cursors.release("ahead", before.token)
+        (next_,) = append(log, [row(1000)])
+        assert before.offset == log.cursors.claim("ahead", ["**"], 0).offset == 160
+        assert next_ > 160
+        assert log.cursors.lowest() == log.cursors.list()[0]._replace(owner=None)
+
+
 def test_a_cursor_survives_the_loss_of_an_incarnation_that_stored_nothing(path: Path) -> None:
     """A power cut can take it, because only the first event syncs it; the cursor was synced."""
     with opened(path) as log:

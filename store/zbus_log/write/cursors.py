@@ -84,6 +84,9 @@ class History(Protocol):
     def head(self) -> int:
         """Its last committed offset."""
 
+    def is_lost(self, offset: int) -> bool:
+        """Whether it accepted the loss of an offset."""
+
 
 @dataclass
 class _Held:
@@ -195,15 +198,14 @@ class SqliteCursors:
         found = [_cursor(row) for row in self._rows()]
         if not found:
             return None
-        lineage, head = self._history.lineage, self._history.head()
         held: list[Cursor] = []
         for cursor in found:
-            until = lineage.until(cursor.incarnation)
-            if (problem := _problem(cursor, lineage, head)) is None:
+            if (problem := self.problem(cursor)) is None:
                 held.append(cursor)
                 continue
+            until = self._history.lineage.until(cursor.incarnation)
             if until is not None:
-                held.append(cursor._replace(offset=min(cursor.offset, until, head)))
+                held.append(cursor._replace(offset=min(cursor.offset, until, self._history.head())))
             if cursor.name not in self._reported:
                 self._reported.add(cursor.name)
                 reason = f"{problem}. {self._advice(cursor.name)}"
@@ -218,8 +220,12 @@ class SqliteCursors:
         return min(held, key=lambda cursor: cursor.offset, default=None)
 
     def problem(self, cursor: Cursor) -> str | None:
-        """Return why the position of a cursor cannot be used with this log, or None."""
-        return _problem(cursor, self._history.lineage, self._history.head())
+        """Return why the position of a cursor cannot be used with this log, or None.
+
+        A position that the log accepted as lost can be used: the events after it are those that the log has.
+        """
+        found = _problem(cursor, self._history.lineage, self._history.head())
+        return None if found is not None and self._history.is_lost(cursor.offset) else found
 
     @property
     def _history(self) -> History:
