@@ -105,7 +105,7 @@ class SqliteLog:
         self._closed = threading.Event()
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"the folder {str(Path(path).parent)!r} does not exist")
-        self._cursors = SqliteCursors(path)
+        self._cursors = SqliteCursors(path, self)
         self._cold = Cold(f"{path}-cold" if cold is None else cold)
         try:
             if read_only:
@@ -156,7 +156,8 @@ class SqliteLog:
         if self._writer is not None:
             return self._lineage
         with log_errors(self.path), self._read_engine.connect() as connection:
-            return read_lineage(connection)
+            self._lineage = read_lineage(connection, self._lineage)
+        return self._lineage
 
     def begin_incarnation(self) -> Incarnation:
         """Begin another incarnation, after the appends that are queued. Returns once it is on disk."""
@@ -242,6 +243,12 @@ class SqliteLog:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
         return max(0, until - after)
 
+    def is_lost(self, offset: int) -> bool:
+        """Return whether an offset belongs to a loss that was accepted, and so is never assigned again."""
+        with log_errors(self.path), self._read_engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT 1 FROM losses WHERE ? BETWEEN first AND last", (offset,))
+            return found.first() is not None
+
     def watch(self, moved: Callable[[int], None]) -> None:
         """Poll the head, less often while it does not change: no socket connects reader and owner."""
 
@@ -304,6 +311,7 @@ class SqliteLog:
             "low_water": self.low_water(),
             "read_only": self.read_only,
             "synchronous": self._synchronous,
+            "incarnation": f"{self.lineage.current.id:x}",
             "sqlite": pysqlite3.sqlite_version,
         }
 

@@ -8,11 +8,20 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from log_contract import WAIT_S, Logs
+from log_contract import WAIT_S, Logs, append, rows, wait_until
 from mesh_fakes import recorded
 
 from zbus.errors import CursorError, LogError, ZbusError
 from zbus.ports.log import Log
+
+
+@pytest.fixture
+def log(logs: Logs) -> Log:
+    """A log with 1,000 events."""
+    found = logs.open()
+    append(found, rows(1000))
+    wait_until(lambda: found.head() >= 1000)
+    return found
 
 
 def advance(log: Log, name: str, token: str, offset: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from zbus.errors import CursorError, LogError, LogReadOnly, LogTrimmed, ZbusError
@@ -77,8 +78,8 @@ class History:
         self.cursors: dict[str, _Cursor] = {}
         self.positions: dict[str, dict[str, int]] = {}  # by the name of a lane
         self.writer_ids: dict[str, int] = {}
-        self.incarnations: dict[str, list[Incarnation]] = {}  # by the name of a lane
         self.schemas: list[Schema] = []
+        self.incarnations: list[Incarnation] = []
         self.now = 0.0  # the clock of the history, in seconds
         self._gaps = random.Random(seed)
         self._identities: dict[tuple[int, int], tuple[int, float]] = {}  # the offset, and when it was stored
@@ -86,9 +87,27 @@ class History:
     def open(self, lane: str = "a", *, read_only: bool = False) -> FakeLane:
         """Open a lane."""
         with self.lock:
+            if not read_only:
+                self.begin_incarnation()
             opened = FakeLane(self, lane, read_only=read_only)
             self.lanes.append(opened)
         return opened
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin an incarnation of all lanes."""
+        with self.lock:
+            first = (self.offsets[-1] if self.offsets else 0) + 1
+            begun = Incarnation(secrets.randbits(61) + 1, first, time.time_ns(), "fake")
+            self.incarnations.append(begun)
+            return begun
+
+    def digest(self, offset: int) -> bytes:
+        """Hash the events up to an offset; removed ones are kept for it."""
+        with self.lock:
+            if offset > (self.offsets[-1] if self.offsets else 0):
+                return b""
+            upto = bisect.bisect_right(self.offsets, offset)
+            return hashlib.blake2b(msgspec.msgpack.encode(self.entries[:upto]), digest_size=16).digest()
 
     def store(self, rows: Sequence[Row], writer_id: int) -> Stored:
         """Store what is new of some rows, together."""
@@ -144,8 +163,6 @@ class FakeLane:
         self._closed = False
         self._cursors, self._positions, self._schemas = FakeCursors(self), FakePositions(self), FakeSchemas(self)
         self._inbox: SimpleQueue[tuple[Sequence[Row], Appended, Any] | Callable[[], None] | bool] = SimpleQueue()
-        if not read_only:
-            self.begin_incarnation()
         self._thread = threading.Thread(target=self._run, name=f"zbus-fake-log-{lane}", daemon=True)
         self._thread.start()
 
@@ -176,19 +193,17 @@ class FakeLane:
     @property
     def lineage(self) -> Lineage:
         with self.history.lock:
-            return Lineage(tuple(self.history.incarnations.get(self.lane, ())) or (Incarnation(0, 1),))
+            return Lineage(tuple(self.history.incarnations))
 
     def begin_incarnation(self) -> Incarnation:
-        with self.history.lock:
-            following = (self.history.offsets[-1] if self.history.offsets else 0) + 1
-            begun = Incarnation(secrets.randbits(61) | 1, following, 0, "fake")
-            self.history.incarnations.setdefault(self.lane, []).append(begun)
-            return begun
+        if self.read_only:
+            raise LogReadOnly(self.path)
+        begun: SimpleQueue[Incarnation] = SimpleQueue()
+        self.soon(lambda: begun.put(self.history.begin_incarnation()))  # after the appends that wait
+        return begun.get(timeout=5.0)
 
     def digest(self, offset: int) -> bytes:
-        with self.history.lock:
-            known = [each.row for each in self.history.entries if each.offset <= offset]
-            return hashlib.blake2b(repr(known).encode(), digest_size=8).digest()
+        return self.history.digest(offset)
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:

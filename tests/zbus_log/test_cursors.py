@@ -18,11 +18,12 @@ from typing import Any
 
 import pysqlite3
 import pytest
-from log_support import wait_until
+from log_support import append, wait_until
 from mesh_fakes import recorded
 
 from zbus import BusConfig
 from zbus.errors import CursorError, LogError, ZbusError
+from zbus.ports.log import Row
 from zbus_log import SqliteLog, open_log
 
 DATA = Path(__file__).parents[1] / "data" / "v1"
@@ -67,7 +68,12 @@ def stored(path: Path, name: str) -> int:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "app.db"
+    """A log with 1,000 events."""
+    path = tmp_path / "app.db"
+    log = open_log(BusConfig(log=str(path)))
+    append(log, [Row(1, n, n, "a/b", b"x") for n in range(1000)])
+    log.close(5.0)
+    return path
 
 
 @pytest.fixture
@@ -576,7 +582,7 @@ def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions
     assert {owner for _, owner in before.values()} == {None}
     assert lease.offset == offset
     assert after == {each: at for each, (at, _) in before.items()} | {name: offset + 1}
-    assert columns(path)[-1] == "token"
+    assert columns(path)[-2:] == ["token", "incarnation"]
 
 
 # A file that is removed or replaced

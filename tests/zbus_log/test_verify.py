@@ -228,3 +228,73 @@ def test_a_file_that_is_no_log_is_a_problem_and_no_crash(tmp_path: Path) -> None
     assert verify(str(tmp_path / "notes.db")).problems
     assert verify(str(tmp_path / "mine.db")).problems
     assert verify(str(tmp_path / "missing.db")).problems
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("UPDATE events SET checksum = checksum + 1 WHERE offset = 5000", "offsets 4096 to 8191 does not match"),
+        ("DELETE FROM events WHERE offset = 4096", "offsets 4096 to 8191 does not match"),
+        ("UPDATE blocks SET digest = zeroblob(16) WHERE block = 0", "offsets 0 to 4095 does not match"),
+        ("UPDATE blocks SET digest = NULL WHERE block = 1", "offsets 4096 to 8191 is missing"),
+    ],
+)
+def test_a_digest_that_does_not_match_its_events_is_named(path: Path, statement: str, named: str) -> None:
+    damage(path, statement)
+
+    assert any(named in problem for problem in verify(str(path)).problems)
+
+
+def test_events_that_were_replaced_with_valid_ones_are_named_by_their_digest(path: Path) -> None:
+    """Each event has the right checksum, at the right offset; only the chain knows that it is another one."""
+    other = path.with_name("other.db")
+    log = open_log(BusConfig(log=str(other)))
+    append(log, [row(n + 100) for n in range(SIZE)])
+    log.close(5.0)
+    connection = pysqlite3.connect(str(path), isolation_level=None)
+    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute("ATTACH ? AS other", (str(other),))
+    connection.execute("DELETE FROM events WHERE offset = 4100")
+    connection.execute("INSERT INTO events SELECT * FROM other.events WHERE offset = 4100")
+    connection.execute(
+        "UPDATE by_key SET offsets = (SELECT json_group_array(offset) FROM events"
+        " WHERE events.key = by_key.key AND offset / 4096 = block) WHERE block = 1"
+    )
+    connection.close()
+
+    assert verify(str(path)).problems == ["the digest of offsets 4096 to 8191 does not match their events"]
+
+
+def test_incarnations_that_do_not_ascend_are_named(path: Path) -> None:
+    open_log(BusConfig(log=str(path))).close(5.0)
+    assert verify(str(path)).problems == []
+    damage(path, "UPDATE incarnations SET first = 7 WHERE ordinal = 1")
+    damage(path, "UPDATE incarnations SET first = 6 WHERE ordinal = 2")
+
+    (problem,) = verify(str(path)).problems
+    assert "begins at offset 6, before its predecessor, at 7" in problem
+
+
+def test_checksums_of_removed_events_that_are_malformed_are_named(path: Path) -> None:
+    log = open_log(BusConfig(log=str(path)))
+    log.prune(Rules(until=SIZE - 3))
+    log.close(5.0)
+    assert verify(str(path)).problems == []
+    damage(path, "UPDATE removed SET leaves = substr(leaves, 2)")
+
+    assert f"to {SIZE - 3} are malformed" in verify(str(path)).problems[-1]
+
+
+def test_a_file_of_version_0_1_has_no_problems_before_and_after_its_migration(tmp_path: Path) -> None:
+    data = Path(__file__).parents[1] / "data" / "v1" / "log.db"
+    path = tmp_path / "app.db"
+    for suffix in ("", "-head"):
+        shutil.copyfile(f"{data}{suffix}", f"{path}{suffix}")
+    assert verify(str(path)).problems == []
+    log = open_log(BusConfig(log=str(path)))
+    append(log, [row((1 << 40) + n) for n in range(2 * BLOCK)])
+    wait_until(lambda: ask(path, "SELECT count(*) FROM blocks WHERE digest IS NOT NULL") >= 2)
+    log.close(5.0)
+
+    assert verify(str(path)).problems == []

@@ -187,6 +187,11 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_CURSORS_LOST": RecordInfo(
         "ERROR", "The cursor file of a log was removed or replaced.", "path, code, reason, durables (stored again)"
     ),
+    "LOG_CURSOR_UNUSABLE": RecordInfo(
+        "WARNING",
+        "Retention found a durable subscription whose position is not in this log.",
+        "path, durable, code, reason",
+    ),
     "LOG_PROXIED_WRITES_OFF": RecordInfo(
         "WARNING", "The owner of a log cannot accept proxied writes.", "log, code, reason"
     ),
@@ -256,6 +261,7 @@ CODES: dict[str, str] = {
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
     "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",
+    "cursor_unusable": "The position of a durable subscription is from another log, or from events that were lost.",
     "cursors_removed": "The cursor file was removed or replaced; the positions of this process are stored again.",
     "proxied_writes_off": "The folder for proxied writes cannot be opened.",
     "writes_folder_removed": "The folder for proxied writes was removed or replaced; it is created again.",

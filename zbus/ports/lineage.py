@@ -53,6 +53,8 @@ class Lineage(NamedTuple):
     >>> lineage = Lineage((Incarnation(7, 1), Incarnation(9, 101)))
     >>> lineage.until(7), lineage.until(8)
     (100, None)
+    >>> lineage.of(100), lineage.of(101), lineage.of(0)
+    (7, 9, None)
     >>> lineage.shared({7: 180}), lineage.shared({9: 180}), lineage.shared({8: 180})
     (100, 180, None)
     """
@@ -69,6 +71,10 @@ class Lineage(NamedTuple):
         """The current incarnation as frames and beacons name it."""
         parent = self.incarnations[max(-len(self.incarnations), -2)]
         return Branch(self.current.id, self.current.first, parent.id)
+
+    def of(self, offset: int) -> int | None:
+        """Return the id of the incarnation that stored, or will store, an offset; None if that is unknown."""
+        return next((each.id for each in reversed(self.incarnations) if each.first <= offset), None)
 
     def until(self, incarnation: int) -> int | None:
         """Return the last offset that this log can have in common with a log in `incarnation`; None if unknown."""

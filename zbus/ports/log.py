@@ -143,6 +143,7 @@ class Cursor(NamedTuple):
     keys: tuple[str, ...]
     updated_at_ns: int
     owner: str | None  # the holder of the lease, such as "process 4711"; None if it is free
+    incarnation: int = 0  # the one that stored the event at `offset`; 0 if that was not recorded
 
 
 class Lease(NamedTuple):
@@ -157,7 +158,10 @@ class Cursors(Protocol):
     """The cursors of durable subscriptions, by name. They survive the process; each has one subscriber at a time."""
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
-        """Take the lease of `name`; a new name starts at `start`. Raises `CursorError` if another holder has it."""
+        """Take the lease of `name`; a new name starts at `start`.
+
+        Raises `CursorError` if another holder has it, or if its position is not in this log's lineage.
+        """
 
     def advance(
         self, name: str, token: str, offset: int, done: Callable[[ZbusError | None], None] | None = None

@@ -52,17 +52,20 @@ def cursors(
             note(f"durable {delete!r} was deleted")
         else:
             head = found.head()
-            listed = [as_json(cursor, head) for cursor in found.cursors.list()]
+            listed = [as_json(cursor, head, found.cursors.problem(cursor)) for cursor in found.cursors.list()]
             if json:
                 write(b"".join(map(encode_json, listed)))
             elif listed:
                 show(_table(listed))
+                for cursor in listed:
+                    if problem := cursor["problem"]:
+                        note(f"zbus: durable {cursor['name']!r} cannot be used: {problem}. Move it with --reset")
             else:
                 note(f"{log} has no durable subscriptions")
 
 
-def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
-    """Return the fields of a cursor for JSON."""
+def as_json(cursor: Cursor, head: int, problem: str | None) -> dict[str, Any]:
+    """Return the fields of a cursor for JSON. `problem` says why it cannot be used, if it cannot."""
     return {
         "name": cursor.name,
         "offset": cursor.offset,
@@ -70,6 +73,7 @@ def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
         "keys": list(cursor.keys),
         "updated_at": iso_time(cursor.updated_at_ns),
         "owner": cursor.owner,
+        "problem": problem,
     }
 
 
@@ -97,6 +101,6 @@ def _table(listed: list[dict[str, Any]]) -> Table:
     table = Table("durable", "offset", "behind", "keys", "updated", "used by process")
     for cursor in listed:
         numbers = f"{cursor['offset']:,}", f"{cursor['behind']:,}"
-        owner = cursor["owner"] or "none"
+        owner = "cannot be used" if cursor["problem"] else cursor["owner"] or "none"
         table.add_row(cursor["name"], *numbers, ", ".join(cursor["keys"]), cursor["updated_at"], owner)
     return table

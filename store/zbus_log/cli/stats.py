@@ -13,6 +13,7 @@ from zbus.cli.render.eventline import iso_time
 from zbus.cli.render.output import encode_json, show, write
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import owner_pid
+from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
 
 from .cursors import as_json
@@ -20,8 +21,8 @@ from .options import LogArgument, opened
 
 
 def stats(log: LogArgument, json: JsonOption = False) -> None:
-    """Print statistics of a log: origin (its id for other nodes), head, events, bytes, keys, publishers, times, owner
-    and cursors.
+    """Print statistics of a log: origin (its id for other nodes), incarnation (its current opening by an owner), head,
+    events, bytes, keys, publishers, times, owner and cursors.
     """
     with opened(log, read_only=True) as found:
         engine = make_engine(str(log), read_only=True)
@@ -34,7 +35,9 @@ def stats(log: LogArgument, json: JsonOption = False) -> None:
         values |= {
             "file_bytes": sum(path.stat().st_size for path in (log, Path(f"{log}-wal")) if path.is_file()),
             "owner_pid": owner_pid(str(log)),
-            "cursors": [as_json(cursor, values["head"]) for cursor in found.cursors.list()],
+            "cursors": [
+                as_json(cursor, values["head"], found.cursors.problem(cursor)) for cursor in found.cursors.list()
+            ],
         }
     write(encode_json(values)) if json else show(_table(values))
 
@@ -51,8 +54,12 @@ def collect(connection: Connection) -> dict[str, Any]:
     ).one()
     outside = _count(connection, loose)
     known = union(select(publishers.c.publisher), select(events.c.publisher).where(events.c.offset > sealed))
+    lineage = read_lineage(connection)
     return {
         "origin": f"{origin_of(get_epoch(connection)):x}",
+        "incarnation": f"{lineage.current.id:x}",
+        "incarnation_first": lineage.current.first,
+        "incarnations": len(lineage.incarnations),
         "head": head,
         "low_water": low_water,
         "events": int(in_blocks[0]) + outside[0],
@@ -84,5 +91,6 @@ def _table(values: dict[str, Any]) -> Table:
             shown = f"{value:,}" if isinstance(value, int) and name != "owner_pid" else str(value)
             table.add_row(name.replace("_", " "), "none" if value is None else shown)
     for cursor in values["cursors"]:
-        table.add_row(f"durable {cursor['name']}", f"at {cursor['offset']:,}, {cursor['behind']:,} behind")
+        state = "cannot be used" if cursor["problem"] else f"{cursor['behind']:,} behind"
+        table.add_row(f"durable {cursor['name']}", f"at {cursor['offset']:,}, {state}")
     return table

@@ -84,6 +84,22 @@ def _digest_of(connection: Connection, block: int) -> bytes | None:
     return None if found is None else bytes(found)
 
 
+def check_block(connection: Connection, block: int) -> str | None:
+    """Return what is wrong with the digest of a sealed block, or None. Call it in a snapshot.
+
+    Nothing is known to be wrong if retention removed some of the block's leaves, or the digest of the block before it.
+    """
+    first, last = block * BLOCK, block * BLOCK + BLOCK - 1
+    found, start = _digest_of(connection, block), START if block == 0 else _digest_of(connection, block - 1)
+    if found is None or start is None or get_low_water(connection) >= max(1, first):
+        return None
+    if not found:
+        return f"the digest of offsets {first} to {last} is missing" if block and start else None
+    if found != link(start or START, leaves_between(connection, first, last)):
+        return f"the digest of offsets {first} to {last} does not match their events"
+    return None
+
+
 def keep_leaves(connection: Connection, until: int) -> None:
     """Keep the leaves of the unsealed events up to `until`, which are about to be removed. Call it in a transaction."""
     sealed = sealed_digest(connection)[0] * BLOCK + BLOCK - 1

@@ -19,10 +19,14 @@ BEFORE = Lineage((Incarnation(0, 1),))  # of a file that an owner of this versio
 _decode = msgspec.json.Decoder(list[Incarnation]).decode
 
 
-def read_lineage(connection: Connection) -> Lineage:
-    """Return the incarnations that are in the file."""
-    found = () if file_version(connection) < LINEAGE_SINCE else read_incarnations(connection)
-    return Lineage(found) if found else BEFORE
+def read_lineage(connection: Connection, known: Lineage = BEFORE) -> Lineage:
+    """Return the incarnations that are in the file: `known`, if none was added since that was read."""
+    if file_version(connection) < LINEAGE_SINCE:
+        return BEFORE
+    newest = connection.exec_driver_sql("SELECT id FROM incarnations ORDER BY ordinal DESC LIMIT 1").scalar()
+    if newest is None:
+        return BEFORE
+    return known if newest == known.current.id else Lineage(read_incarnations(connection))
 
 
 def read_incarnations(connection: Connection) -> tuple[Incarnation, ...]:

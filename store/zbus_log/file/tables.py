@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, delete, insert, select, update
+from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, insert, select, update
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
@@ -163,7 +163,7 @@ def _add_lineage(connection: Connection) -> None:
     connection.execute(CreateTable(incarnations))
     connection.execute(CreateTable(removed))
     connection.exec_driver_sql("ALTER TABLE blocks ADD COLUMN digest BLOB")
-    connection.execute(insert(incarnations).values(ordinal=0, id=0, first=1, started_at=0, host=""))
+    connection.exec_driver_sql("INSERT INTO incarnations VALUES (0, 0, 1, 0, '')")
 
 
 # MIGRATIONS[n] upgrades a file from version n to n + 1. Never change a released migration: add another one.
@@ -197,7 +197,7 @@ def prepare(connection: Connection, path: str) -> None:
         with transaction(connection):
             for migration in MIGRATIONS:
                 migration(connection)
-            connection.execute(delete(incarnations))  # no earlier version has opened it
+            connection.exec_driver_sql("DELETE FROM incarnations")  # no earlier version has opened it
             connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
         return
     for migration in MIGRATIONS[version:]:

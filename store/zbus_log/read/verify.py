@@ -1,17 +1,22 @@
-"""Full verification of a log: the file, every checksum, every offset, and the head record beside it."""
+"""Full verification of a log: the file, every checksum and offset, its lineage, and the head record beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
+
+from sqlalchemy import Connection
 
 from zbus.errors import LogDamaged, LogError
 from zbus.keys import KeySet
 from zbus.ports.log import Span
-from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.chain import LEAF_BYTES, check_block
+from zbus_log.file.database import log_errors, make_engine, snapshot
 from zbus_log.file.head_record import Head, read_record
+from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.old_folder import OldFolder
-from zbus_log.file.tables import SEALED_UNTIL, get_epoch
+from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, SEALED_UNTIL, file_version, get_epoch
 
 from .reader import SqliteReader
 
@@ -63,6 +68,8 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
             ).scalar_one()
             if unindexed:
                 problems.append(f"{unindexed} sealed events are missing from the key index")
+            if file_version(connection) >= LINEAGE_SINCE:
+                problems += _check_lineage(connection)
         events = _check_events(reader, low_water, head, problems, progress)
     except LogError as error:
         problems.append(str(error))
@@ -75,6 +82,24 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Rep
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
     left = OldFolder(path).describe()
     return Report(events, low_water + 1 if events else 0, head, problems, losses, () if left is None else (left,))
+
+
+def _check_lineage(connection: Connection) -> Iterator[str]:
+    """Yield the problems of the incarnations, and of the digests of sealed blocks."""
+    for before, after in pairwise(read_lineage(connection).incarnations):
+        if after.first < before.first:
+            yield f"incarnation {after.id:x} begins at offset {after.first}, before its predecessor, at {before.first}"
+    malformed = connection.exec_driver_sql(
+        f"SELECT first, last FROM removed WHERE length(leaves) != (last - first + 1) * {LEAF_BYTES}"
+        f" OR first / {BLOCK} != last / {BLOCK} OR last > (SELECT low_water FROM state) ORDER BY first"
+    )
+    for first, last in malformed.all():
+        yield f"the checksums of the removed events {first} to {last} are malformed"
+    for block in connection.exec_driver_sql("SELECT block FROM blocks ORDER BY block").scalars().all():
+        with snapshot(connection):  # retention may run at the same time
+            problem = check_block(connection, int(block))
+        if problem is not None:
+            yield problem
 
 
 def _check_events(

@@ -7,6 +7,10 @@ positions are stored, and a lock, which ends with its process.
 SQLite does not notice that its file was removed, and would acknowledge positions into a file that
 no process can open again. So each write first compares the file with the one beside the log, and if it
 is another one, stores the leases of this process again, with the positions that are in memory.
+
+A position is stored with the incarnation that stored its event, because after a restore the log can
+have another event at the same offset, or none. Such a position is refused, and does not hold back
+retention.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, bindparam, delete, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -28,9 +33,11 @@ from sqlalchemy.schema import CreateTable
 
 from zbus.errors import CursorError, LogError, ZbusError, renewed
 from zbus.observe.records import record_reason
+from zbus.ports.lineage import Lineage
 from zbus.ports.log import Cursor, Lease
 from zbus.util.run_id import inherit
 from zbus_log.file.database import SharedWrites, log_errors, make_engine, transaction
+from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
 from .positions import SqlitePositions
@@ -50,8 +57,10 @@ _cursors = Table(
     Column("updated_at", INTEGER, nullable=False),
     Column("owner_pid", INTEGER),  # for messages: whether the lease is held, its lock says
     Column("token", TEXT),
+    Column("incarnation", INTEGER),  # NULL if version 0.1 stored the position
     sqlite_strict=True,
 )
+_ADDED = {"token": "TEXT", "incarnation": "INTEGER"}  # columns that the first versions did not have
 _ADVANCE = (
     update(_cursors)
     .where(
@@ -59,10 +68,24 @@ _ADVANCE = (
         _cursors.c.token == bindparam("lease"),
         _cursors.c.offset < bindparam("position"),
     )
-    .values(offset=bindparam("position"), updated_at=bindparam("now"))
+    .values(offset=bindparam("position"), updated_at=bindparam("now"), incarnation=bindparam("stored_by"))
 )
 
 Done = Callable[[ZbusError | None], None]
+
+
+class History(Protocol):
+    """The log that the positions are about."""
+
+    @property
+    def lineage(self) -> Lineage:
+        """Its incarnations."""
+
+    def head(self) -> int:
+        """Its last committed offset."""
+
+    def is_lost(self, offset: int) -> bool:
+        """Whether it accepted the loss of an offset."""
 
 
 @dataclass
@@ -75,10 +98,15 @@ class _Held:
 
 
 class SqliteCursors:
-    """The cursors of one log. Every method except `advance` may block."""
+    """The cursors of one log. Every method except `advance` may block.
 
-    def __init__(self, log_path: str) -> None:
+    Without `history`, they cannot be claimed or moved.
+    """
+
+    def __init__(self, log_path: str, history: History | None = None) -> None:
         self.path = f"{log_path}-cursors"
+        self._log_path, self._of = log_path, history
+        self._reported: set[str] = set()  # names of cursors that do not hold back retention
         self._engine = make_engine(self.path)
         self._writes = SharedWrites()
         self.positions = SqlitePositions(self.path, self._engine, self._writes)
@@ -94,7 +122,10 @@ class SqliteCursors:
         self._file: os.stat_result | None = None  # what that connection has open
 
     def claim(self, name: str, keys: Sequence[str], start: int) -> Lease:
-        """Take the lease of a durable name. Raises `CursorError` if a running process holds it."""
+        """Take the lease of a durable name.
+
+        Raises `CursorError` if a running process holds it, or if its position is not in this log.
+        """
         check_name(name)
         token = secrets.token_hex(16)
         owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
@@ -102,9 +133,12 @@ class SqliteCursors:
         try:
             with self._writing() as connection:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
+                if row is not None and (problem := self.problem(_cursor(row))) is not None:
+                    raise CursorError(name, f"{problem}. {self._advice(name)}")
+                stored_by = self._history.lineage.of(start) or 0
                 connection.execute(
                     upsert(_cursors)
-                    .values(name=name, offset=start, updated_at=time.time_ns(), **owner)
+                    .values(name=name, offset=start, updated_at=time.time_ns(), incarnation=stored_by, **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
         except BaseException:
@@ -151,20 +185,59 @@ class SqliteCursors:
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
         return [
-            Cursor(
-                row.name,
-                row.offset,
-                tuple(json.loads(row.keys)),
-                row.updated_at,
-                _holder(row) if row.token is not None and self._locks.is_held(row.name) else None,
-            )
+            _cursor(row, _holder(row) if row.token is not None and self._locks.is_held(row.name) else None)
             for row in self._rows()
         ]
 
     def lowest(self) -> Cursor | None:
-        """Return the cursor that is furthest behind, where retention stops. Its owner is not looked up."""
-        row = min(self._rows(), key=lambda row: int(row.offset), default=None)
-        return None if row is None else Cursor(row.name, row.offset, tuple(json.loads(row.keys)), row.updated_at, None)
+        """Return the cursor that is furthest behind, where retention stops. Its owner is not looked up.
+
+        A cursor that is beyond the offsets that its incarnation shares with this log is taken to be at their end. One
+        that shares none does not count, and is reported once.
+        """
+        found = [_cursor(row) for row in self._rows()]
+        if not found:
+            return None
+        held: list[Cursor] = []
+        for cursor in found:
+            if (problem := self.problem(cursor)) is None:
+                held.append(cursor)
+                continue
+            until = self._history.lineage.until(cursor.incarnation)
+            if until is not None:
+                held.append(cursor._replace(offset=min(cursor.offset, until, self._history.head())))
+            if cursor.name not in self._reported:
+                self._reported.add(cursor.name)
+                reason = f"{problem}. {self._advice(cursor.name)}"
+                record_reason(
+                    "LOG_CURSOR_UNUSABLE",
+                    logging.WARNING,
+                    code="cursor_unusable",
+                    reason=reason,
+                    path=self.path,
+                    durable=cursor.name,
+                )
+        return min(held, key=lambda cursor: cursor.offset, default=None)
+
+    def problem(self, cursor: Cursor) -> str | None:
+        """Return why the position of a cursor cannot be used with this log, or None.
+
+        A position that the log accepted as lost can be used: the events after it are those that the log has.
+        """
+        found = _problem(cursor, self._history.lineage, self._history.head())
+        return None if found is not None and self._history.is_lost(cursor.offset) else found
+
+    @property
+    def _history(self) -> History:
+        assert self._of is not None
+        return self._of
+
+    def _advice(self, name: str) -> str:
+        command = f"zbus log cursors {shlex.quote(self._log_path)}"
+        return (
+            f"Choose where it continues: {command} --reset {shlex.quote(name)} --to OFFSET (or beginning, or end); or "
+            f"delete it, so that it begins like a new one: {command} --delete {shlex.quote(name)}"
+        )
 
     def _rows(self) -> Sequence[Row[Any]]:
         if self._held:
@@ -210,7 +283,9 @@ class SqliteCursors:
                     changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
                     moved = update(_cursors).where(_cursors.c.name == name)
-                    changed = connection.execute(moved.values(offset=offset, updated_at=time.time_ns()))
+                    stored_by = self._history.lineage.of(offset) or 0
+                    values = {"offset": offset, "updated_at": time.time_ns(), "incarnation": stored_by}
+                    changed = connection.execute(moved.values(values))
             if not changed.rowcount:
                 raise unknown
             if offset is None:
@@ -284,10 +359,11 @@ class SqliteCursors:
 
     def _store_again(self, connection: Connection) -> None:
         """Store the leases of this process in a file that does not have them."""
-        held = list(self._held.items())
+        held, lineage = list(self._held.items()), self._history.lineage
         with self._writes.transaction(connection):
             for (name, token), lease in held:
                 values = {"offset": lease.offset, "keys": lease.keys, "owner_pid": os.getpid(), "token": token}
+                values["incarnation"] = lineage.of(lease.offset) or 0
                 insert = upsert(_cursors).values(name=name, updated_at=time.time_ns(), **values)
                 if lease.lock.is_in_place:
                     connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
@@ -329,9 +405,16 @@ class SqliteCursors:
 
     def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:
         """Store positions. Returns the leases that are still held."""
-        now = time.time_ns()
+        now, lineage = time.time_ns(), self._history.lineage
         rows = [
-            {"which": name, "lease": token, "position": offset, "now": now} for (name, token), offset in pending.items()
+            {
+                "which": name,
+                "lease": token,
+                "position": offset,
+                "now": now,
+                "stored_by": lineage.of(offset) or 0,
+            }
+            for (name, token), offset in pending.items()
         ]
         with self._writing() as connection:
             connection.execute(_ADVANCE, rows)
@@ -347,6 +430,29 @@ class SqliteCursors:
         return held & pending.keys()
 
 
+def _cursor(row: Row[Any], owner: str | None = None) -> Cursor:
+    return Cursor(row.name, row.offset, tuple(json.loads(row.keys)), row.updated_at, owner, row.incarnation or 0)
+
+
+def _problem(cursor: Cursor, lineage: Lineage, head: int) -> str | None:
+    """Return why the event at the position of a cursor is not the one that was acknowledged, or None if it is.
+
+    The beginning is the same in every log. The position of an incarnation that is so old that it may have been
+    forgotten is compared with the head only, like one of version 0.1 without any.
+    """
+    offset, until = cursor.offset, lineage.until(cursor.incarnation)
+    if offset > head:
+        return f"its position, {offset}, is after the end of the log, {head}: the log was restored or created anew"
+    forgotten = len(lineage.incarnations) >= KEPT_MAX and offset < lineage.incarnations[0].first
+    if offset == 0 or (until is None and (cursor.incarnation == 0 or forgotten)):
+        return None
+    if until is None:
+        return f"its position, {offset}, is from another log, or from events that were lost when the log was restored"
+    if offset > until:
+        return f"its position, {offset}, is from events that were lost when the log was restored to offset {until}"
+    return None
+
+
 def _holder(row: Row[Any] | None) -> str:
     return "another subscriber" if row is None or row.owner_pid is None else f"process {row.owner_pid}"
 
@@ -360,14 +466,16 @@ def check_name(name: str) -> None:
 def _prepare(connection: Connection) -> None:
     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     connection.execute(CreateTable(_cursors, if_not_exists=True))
-    if not _has_token(connection):  # the first version had no tokens
+    if not _columns(connection) >= _ADDED.keys():
         with transaction(connection):
-            if not _has_token(connection):  # another process may have added it in the meantime
-                connection.exec_driver_sql("ALTER TABLE cursors ADD COLUMN token TEXT")
+            there = _columns(connection)  # another process may have added some in the meantime
+            for name, kind in _ADDED.items():
+                if name not in there:
+                    connection.exec_driver_sql(f"ALTER TABLE cursors ADD COLUMN {name} {kind}")
 
 
-def _has_token(connection: Connection) -> bool:
-    return "token" in connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars().all()
+def _columns(connection: Connection) -> set[str]:
+    return set(connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars())
 
 
 if TYPE_CHECKING:
