@@ -26,8 +26,9 @@ from zbus.util.runtime import Runtime
 
 from .backpressure import Backpressure
 
-# A burst of this size is appended immediately, so that the log can begin before the rest arrives.
-FLUSH_ROWS = 128
+# A burst of this size is appended immediately, so that the log can begin before the rest arrives, and so that
+# publishers wait as soon as too many bytes await commit.
+FLUSH_ROWS, FLUSH_BYTES = 128, 1024 * 1024
 
 # A future for the offset of one row; or a future for the result of several rows, and their number.
 Waiter = asyncio.Future[Any] | tuple[asyncio.Future[Any], int]
@@ -83,7 +84,8 @@ class CommitQueue:
         rows.append(row)
         self._waiters.append(future)
         self._bytes += len(row.payload)
-        if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log is idle, or the burst is full
+        # The log is idle, or the burst is full.
+        if not self._in_flight or len(rows) >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
             self._flush()
         return future
 
@@ -96,6 +98,8 @@ class CommitQueue:
         self._waiters.append((future, len(rows)))
         self._single = False
         self._bytes += sum([len(row.payload) for row in rows])
+        if self._bytes >= FLUSH_BYTES:
+            self._flush()
         return future
 
     async def drained(self) -> None:

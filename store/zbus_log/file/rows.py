@@ -48,10 +48,30 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
 
 
+def size_of(rows: Sequence[Row]) -> int:
+    """Return the size of all payloads and headers in bytes."""
+    return sum([len(row.payload) + len(row.headers) if row.headers else len(row.payload) for row in rows])
+
+
+def split_rows(rows: Sequence[Row], bytes_max: int) -> Sequence[Sequence[Row]]:
+    """Return the rows in parts of at most `bytes_max` bytes each, or of one row that is larger."""
+    if size_of(rows) <= bytes_max:
+        return (rows,)
+    parts: list[list[Row]] = []
+    size = bytes_max
+    for row in rows:
+        more = size_of((row,))
+        if size + more > bytes_max:
+            parts.append([])
+            size = 0
+        parts[-1].append(row)
+        size += more
+    return parts
+
+
 def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
     """Return the statement that stores `rows` at the offsets from `first` on, and its parameters."""
-    payloads = [row.payload for row in rows]
-    bodies = b"".join([b"\x00", *payloads])  # never empty, because substr of an empty blob is NULL
+    bodies = [b"\x00", *[row.payload for row in rows]]  # never empty, because substr of an empty blob is NULL
     at = 2  # after the first byte; substr counts from one
     numbers: list[tuple[int, ...]] = []
     stored: dict[int, bytes] = {}  # headers with the provenance, by index
@@ -68,14 +88,13 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
         numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
         at += size
     if not stored:
-        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
-    parts = [bodies]
+        return INSERT_PLAIN, (_encode(numbers).decode(), b"".join(bodies), first)
     for place in range(len(rows)):
         headers = stored.get(place, b"")
         numbers[place] += (at, len(headers))
-        parts.append(headers)
+        bodies.append(headers)
         at += len(headers)
-    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first)
+    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(bodies), first)
 
 
 class RowPage:

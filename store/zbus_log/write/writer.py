@@ -2,7 +2,8 @@
 
 Batches form without a timer: while one is synced to disk, the next one gathers. Each batch is one
 statement, and so one transaction and one sync. A batch with a new key uses an explicit transaction,
-so that the key and its first event are stored together.
+so that the key and its first event are stored together. So does an append that is too large for one
+statement: a statement copies its payloads, and SQLite limits the size of a parameter.
 
 The event loop and the writer share the interpreter lock, which the writer needs before and after
 each statement but not during it. So if much is queued, the writer takes half of it, starts the
@@ -31,7 +32,7 @@ from zbus.util.memo import Memo
 from zbus.util.run_id import inherit
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
-from zbus_log.file.rows import encode_rows
+from zbus_log.file.rows import encode_rows, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
 from .commit_notifier import CommitNotifier, Notice
@@ -39,7 +40,8 @@ from .identities import StoredIdentities
 
 COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
-COMMIT_BYTES_MAX = 32 * 1024 * 1024
+COMMIT_BYTES_MAX = 16 * 1024 * 1024  # of payloads and headers, unless a single append has more
+STATEMENT_BYTES_MAX = 16 * 1024 * 1024  # unless a single row has more; at least what a commit may have
 KEYS_KEPT_MAX = 200_000
 SEAL_LAG_BLOCKS_MAX = 8
 IDLE_S = 15.0
@@ -108,6 +110,7 @@ class Writer:
         self._due = time.monotonic() + IDLE_S
         self._ended = False
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
+        self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
         self._thread.start()
 
@@ -190,16 +193,25 @@ class Writer:
             self._due = time.monotonic() + IDLE_S
             self._attempt(self._periodic)
         inbox, appends = self._inbox, list[Append]()
-        if self._deferred and inbox.empty():
+        postponed, self._postponed = self._postponed, None
+        if self._deferred and postponed is None and inbox.empty():
             self._notify_deferred()
         rows = size = 0
         half = inbox.qsize() // 2
         try:
-            item = inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
+            item: Append | Task | _End = (
+                inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
+                if postponed is None
+                else postponed
+            )
             while isinstance(item, tuple):
+                more = size_of(item[0])
+                if appends and size + more > COMMIT_BYTES_MAX:
+                    self._postponed = item
+                    return appends, None
                 appends.append(item)
                 rows += len(item[0])
-                size += sum([len(row.payload) for row in item[0]])
+                size += more
                 enough = rows >= COMMIT_ROWS_MIN and len(appends) >= half
                 if enough or rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
                     return appends, None
@@ -239,7 +251,7 @@ class Writer:
             notices = [(done, about, failed, None) for _, done, about in appends]
         if self._deferred:
             self._notify_deferred()
-        if self._inbox.empty():
+        if self._inbox.empty() and self._postponed is None:
             self._notifier.now(notices)
         else:  # notify while the next batch is being written
             self._deferred = notices
@@ -291,15 +303,17 @@ class Writer:
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids
-        try:
-            statement, parameters = encode_rows(rows, first, key_ids)
-        except KeyError:
-            pass  # some keys are new, or are no longer in the memo
-        else:
-            if self._deferred:
-                self._notify_deferred()
-            self._connection.exec_driver_sql(statement, parameters)
-            return
+        parts = split_rows(rows, STATEMENT_BYTES_MAX)
+        if len(parts) == 1:
+            try:
+                statement, parameters = encode_rows(rows, first, key_ids)
+            except KeyError:
+                pass  # some keys are new, or are no longer in the memo
+            else:
+                if self._deferred:
+                    self._notify_deferred()
+                self._connection.exec_driver_sql(statement, parameters)
+                return
         used = {row.key for row in rows}
         known = {name: key_ids[name] for name in used if name in key_ids}
         names = json.dumps(sorted(used - known.keys()))
@@ -312,7 +326,10 @@ class Writer:
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
             added: dict[str, int] = dict(found.all())
-            self._connection.exec_driver_sql(*encode_rows(rows, first, known | added))
+            known |= added
+            for part in parts:
+                self._connection.exec_driver_sql(*encode_rows(part, first, known))
+                first += len(part)
         key_ids.update(added)
 
     def _after_failure(self, error: LogError, rows: Sequence[Row], first: int) -> None:
