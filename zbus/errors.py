@@ -16,6 +16,7 @@
     │   ├── LogLocked             not opened: another process owns the log
     │   ├── LogFull               not stored: free space, then publish again
     │   ├── LogWriterFailed       the writer stopped: restart the process
+    │   ├── IdentityConflict      not stored: another event has this identity; publish it with a new one
     │   ├── LogDamaged            acknowledged events are missing from the file: restore it
     │   ├── LogTrimmed            retention removed the events: start later
     │   └── EventCorrupt          one stored event fails its checksum: skip it on request
@@ -284,6 +285,26 @@ class LogWriterFailed(LogError):
         return (
             f"the writer of {self.path} stopped ({self.cause}). Events acknowledged before are safe; {now}. "
             "Check the disk, restart the process, then put the same events again"
+        )
+
+
+class IdentityConflict(LogError):
+    """Raised when another event, with another key or payload, is stored under the identity of a new one.
+
+    The stored event is unchanged, and `events` are not stored. Putting them again raises the same error.
+    """
+
+    outcome = "refused"
+
+    def __init__(self, publisher_id: int, sequence: int, key: str, offset: int) -> None:
+        super().__init__(publisher_id, sequence, key, offset)
+        self.publisher_id, self.sequence, self.key, self.offset = publisher_id, sequence, key, offset
+
+    def __str__(self) -> str:
+        return (
+            f"the identity ({self.publisher_id}, {self.sequence}) belongs to another event, on {self.key!r} at offset "
+            f"{self.offset}, which is unchanged; the new event was not stored. Give it an identity of its own: publish "
+            "it with a publisher, or put it with another publisher_id or sequence"
         )
 
 

@@ -17,7 +17,18 @@ from sqlalchemy import Connection
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
-from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, ProxiedWrite, Refused, Row, Span
+from zbus.ports.log import (
+    Appended,
+    AppendResult,
+    Committed,
+    Page,
+    Promise,
+    ProxiedWrite,
+    Refused,
+    Row,
+    Span,
+    identities_promise,
+)
 from zbus.util.backoff import Backoff
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
@@ -59,7 +70,9 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
-        return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
+        return SqliteLog(
+            str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, dedup_s=config.dedup_s, folder=folder
+        )
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
         str(Path(config.log.removeprefix("sqlite://")).expanduser()),
@@ -67,6 +80,7 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
+        dedup_s=config.dedup_s,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
         brief=brief,
     )
@@ -83,13 +97,14 @@ class SqliteLog:
         synchronous: str = "FULL",
         accept_loss: bool = False,
         rules: Rules | None = None,
+        dedup_s: float = 0.0,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
         self._brief = brief
-        self._rules = rules or Rules()
+        self._rules, self._dedup_s = rules or Rules(), dedup_s
         self._origin = 0
         self._writer: Writer | None = None
         self._connection: Connection | None = None
@@ -132,7 +147,7 @@ class SqliteLog:
     def promise(self) -> Promise:
         """The guarantees of this log."""
         survives = {"FULL": "power loss", "NORMAL": "a crash of the process", "OFF": "nothing"}
-        return Promise(survives[self._synchronous], "one", True, "as long as its event", None)
+        return Promise(survives[self._synchronous], "one", True, identities_promise(self._dedup_s), None)
 
     @property
     def log_id(self) -> int:
@@ -226,7 +241,7 @@ class SqliteLog:
             try:
                 # Each step plans again, because sizes are estimates and cursors move.
                 target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
-                removed, more = trim_step(self._writing, target)
+                removed, more = trim_step(self._writing, target, self._dedup_s)
                 state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
                 if progress is not None and more:
                     progress(state[1])
@@ -389,7 +404,7 @@ class SqliteLog:
 
     def _prune_periodically(self) -> None:
         target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
-        if trim_step(self._writing, target)[1]:
+        if trim_step(self._writing, target, self._dedup_s)[1]:
             self._owner.run(self._prune_periodically)
 
 

@@ -21,9 +21,7 @@ from zbus.ports.log import Row
 from zbus_log import SqliteLog, open_log
 from zbus_log.file.rows import size_of, split_rows
 
-MIB = 1024 * 1024
-
-# 128 events of 8 MiB, which share one object. The peak of the memory is compared with the one before they are published.
+# 128 events of 8 MiB, which share one object. The peak of the memory is compared with the one before.
 BURST = """
 import asyncio, os, resource, sys, zbus
 

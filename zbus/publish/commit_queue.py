@@ -20,7 +20,17 @@ from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import BurstRecords
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
-from zbus.ports.log import AppendResult, Committed, Log, Outcome, Refused, Row, Stored, Unknown
+from zbus.ports.log import (
+    AppendResult,
+    Committed,
+    Log,
+    Outcome,
+    Refused,
+    Row,
+    Stored,
+    Unknown,
+    identity_conflict,
+)
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
@@ -208,16 +218,26 @@ class CommitQueue:
 
 def _resolve_parts(burst: Burst, stored: Stored) -> None:
     """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
-    offsets, repeated = stored
+    offsets, repeated, conflicts = stored
     at = 0
     for waiter in burst.waiters:
         future, number = waiter if type(waiter) is tuple else (waiter, 0)
         assert isinstance(future, asyncio.Future)
+        rows = burst.rows[at : at + (number or 1)]
+        part = _part_of(stored, at, len(rows)) if repeated else Stored(offsets[at : at + len(rows)])
         if not future.done():
-            if number:
-                part = {index - at for index in repeated if at <= index < at + number} if repeated else ()
-                future.set_result(Stored(offsets[at : at + number], part))
+            if conflicts and (conflict := identity_conflict(rows, part)) is not None:
+                future.set_exception(conflict)
+            elif number:
+                future.set_result(part)
             else:
-                row = burst.rows[at]
-                future.set_result(offset_of(offsets[at], row.publisher_id, row.sequence, at not in repeated))
-        at += number or 1
+                (row,) = rows
+                future.set_result(offset_of(part.offsets[0], row.publisher_id, row.sequence, not part.repeated))
+        at += len(rows)
+
+
+def _part_of(stored: Stored, at: int, number: int) -> Stored:
+    """Return the outcome of a part of the rows."""
+    repeated = {index - at for index in stored.repeated if at <= index < at + number}
+    conflicts = {index - at: key for index, key in stored.conflicts.items() if at <= index < at + number}
+    return Stored(stored.offsets[at : at + number], repeated, conflicts)

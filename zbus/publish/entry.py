@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly, ZbusError
+from zbus.errors import BusClosed, EventInvalid, EventTooLarge, IdentityConflict, LogReadOnly, ZbusError
 from zbus.event import NUMBER_MAX, Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
@@ -187,11 +187,14 @@ class Entry:
                 part = rows[first : first + size]
                 await self.admit((row.key, row.payload) for row in part)
                 self.announce_keys(part)
-                offsets, repeated = await self.store(part)
+                offsets, repeated, _ = await self.store(part)
                 found += [
                     offset_of(offset, row.publisher_id, row.sequence, at not in repeated)
                     for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
                 ]
+        except IdentityConflict as error:
+            error.add_note(f"{len(found) + len(part) - len(error.events)} events of this call are stored")
+            raise
         except ZbusError as error:
             error.add_note(f"{len(found)} events of this call were stored; it is safe to put all of them again")
             raise

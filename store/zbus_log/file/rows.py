@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -33,6 +33,15 @@ FROM jsonb_each(?1)
 """
 INSERT_PLAIN = _INSERT.format(headers="NULL")
 INSERT_WITH_HEADERS = _INSERT.format(headers="nullif(substr(?2, value ->> 7, value ->> 8), x'')")
+
+# Compares given rows with stored ones by key and payload. Returns the place and the stored key of those that differ.
+COMPARE = """
+SELECT json_group_array(json_array(given.key, keys.key))
+FROM jsonb_each(?1) AS given
+CROSS JOIN events ON events.offset = given.value ->> 0
+CROSS JOIN keys ON keys.id = events.key
+WHERE keys.key != given.value ->> 1 OR events.payload != substr(?2, given.value ->> 2, given.value ->> 3)
+"""
 
 # `{chosen}` is a query for complete rows of `events` in order of their offsets. The page is empty if their
 # size exceeds :bytes, so that memory is bounded whatever the log contains.
@@ -95,6 +104,25 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
         bodies.append(headers)
         at += len(headers)
     return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(bodies), first)
+
+
+def is_encodable(rows: Sequence[Row]) -> bool:
+    """Return whether rows can be stored: whether their numbers are in range and their other fields have the types."""
+    try:
+        encode_rows(rows, 1, {row.key: len(row.key.encode()) for row in rows})
+        return all(isinstance(row.publisher_id, int) and isinstance(row.sequence, int) for row in rows)
+    except Exception:
+        return False
+
+
+def encode_comparison(rows: Sequence[Row], offsets: Iterable[int]) -> tuple[str, bytes]:
+    """Return the parameters of `COMPARE` for rows and the offsets of the stored events."""
+    at = 2  # as in `encode_rows`
+    given: list[tuple[int, str, int, int]] = []
+    for row, offset in zip(rows, offsets, strict=True):
+        given.append((offset, row.key, at, len(row.payload)))
+        at += len(row.payload)
+    return _encode(given).decode(), b"".join([b"\x00", *[row.payload for row in rows]])
 
 
 class RowPage:

@@ -115,6 +115,18 @@ schemas = Table(
     sqlite_with_rowid=False,
 )
 
+# Added in version 3. See `write/removed_identities.py`.
+removed_identities = Table(
+    "removed_identities",
+    MetaData(),
+    Column("publisher", INTEGER, primary_key=True),
+    Column("first_sequence", INTEGER, primary_key=True),
+    Column("last_sequence", INTEGER, nullable=False),
+    Column("forget_at", INTEGER, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
+
 _TRIGGERS = (
     "CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events "
     "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
@@ -138,8 +150,13 @@ def _add_schemas(connection: Connection) -> None:
     connection.execute(CreateTable(schemas))
 
 
+def _add_removed_identities(connection: Connection) -> None:
+    """Add the table of removed identities, for version 3."""
+    connection.execute(CreateTable(removed_identities))
+
+
 # MIGRATIONS[n] upgrades a file from version n to n + 1. Never change a released migration: add another one.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas, _add_removed_identities)
 VERSION = len(MIGRATIONS)
 SCHEMAS_SINCE = 2
 # The oldest version that can be read without a migration: its events have the same format.

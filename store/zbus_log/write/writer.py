@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -32,11 +31,11 @@ from zbus.util.memo import Memo
 from zbus.util.run_id import inherit
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import RESERVE, Head, HeadRecord
-from zbus_log.file.rows import encode_rows, size_of, split_rows
+from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
 from .commit_notifier import CommitNotifier, Notice
-from .identities import StoredIdentities
+from .identities import Sorted, StoredIdentities
 
 COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
@@ -227,14 +226,15 @@ class Writer:
         notices: list[Notice] = []
         try:
             self.check_running()
-            fresh, offsets = self._store(batch)
+            fresh, offsets, conflicts = self._store(batch)
         except _OutcomeUnknown as unknown:
             failed = _unknown(unknown.error)
         except LogError as error:
             failed = _refused(error)
-        except struct.error as error:  # raised before anything was written
-            failed = _refused(LogError(f"{self.path}: an event cannot be encoded ({error})"))
-        except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
+        except Exception as error:
+            if self._refuse_malformed(appends, error):
+                return
+            # A defect in this code: stop writing, but let no caller wait forever.
             record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = _unknown(renewed(self._stopped))
@@ -242,11 +242,12 @@ class Writer:
             at = 0
             for rows, done, about in appends:
                 part = offsets[at : at + len(rows)]
-                at += len(rows)
                 if fresh is batch:
                     notices.append((done, about, Stored(part), Committed(rows, part)))
                 else:
-                    notices.append((done, about, *self._new_of(rows, part)))
+                    theirs = {index - at: key for index, key in conflicts.items() if at <= index < at + len(rows)}
+                    notices.append((done, about, *self._new_of(rows, part, theirs)))
+                at += len(rows)
         if not notices:
             notices = [(done, about, failed, None) for _, done, about in appends]
         if self._deferred:
@@ -256,7 +257,26 @@ class Writer:
         else:  # notify while the next batch is being written
             self._deferred = notices
 
-    def _new_of(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Stored, Committed | None]:
+    def _refuse_malformed(self, appends: list[Append], error: Exception) -> bool:
+        """Refuse the appends with a row that cannot be encoded, and commit the others. Returns False if none has one.
+
+        Such a row raises before anything of its commit is stored.
+        """
+        malformed = [append for append in appends if not is_encodable(append[0])]
+        if not malformed:
+            return False
+        roll_back(self._connection)
+        self._identities.forget()
+        reason = f"{self.path}: an event cannot be encoded ({error or type(error).__name__})"
+        self._notifier.now([(done, about, _refused(LogError(reason)), None) for _, done, about in malformed])
+        others = [append for append in appends if append not in malformed]
+        if others:
+            self._commit(others)
+        return True
+
+    def _new_of(
+        self, rows: Sequence[Row], offsets: Sequence[int], conflicts: Mapping[int, str]
+    ) -> tuple[Stored, Committed | None]:
         """Return the outcome of an append with repeated rows, and its new rows for the tail."""
         fresh: dict[int, Row] = {}
         repeated: set[int] = set()
@@ -266,22 +286,23 @@ class Writer:
                 self._tailed = offset
             else:
                 repeated.add(index)
-        return Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
+        return Stored(offsets, repeated, conflicts), Committed(list(fresh.values()), list(fresh)) if fresh else None
 
     def _notify_deferred(self) -> None:
         if self._deferred:
             deferred, self._deferred = self._deferred, []
             self._notifier.soon(deferred)
 
-    def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
+    def _store(self, batch: Sequence[Row]) -> Sorted:
         """Store the new rows of a batch. Returns these rows, and the offset of every row of the batch."""
         first = self._next
         try:
-            fresh, offsets = self._identities.fresh(batch, first)
+            found = self._identities.sort(batch, first)
         except SQLITE_ERRORS as error:
             raise as_log_error(self.path, error, writing=True) from error
+        fresh = found.fresh
         if not fresh:
-            return fresh, offsets
+            return found
         last = first + len(fresh) - 1
         try:
             if last > self._state.reserved:
@@ -299,7 +320,7 @@ class Writer:
         self._next = last + 1
         self._state = Head(self._state.epoch, last, self._state.reserved)
         self._record.update(self._state)
-        return fresh, offsets
+        return found
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids

@@ -40,8 +40,8 @@ from zbus.ports.log import (
     Row,
     Schema,
     Span,
-    Stored,
     Unknown,
+    identities_promise,
 )
 
 from .disk import CursorState, Disk, Held
@@ -54,7 +54,7 @@ SCANNED_EVENTS = 4096  # a page looks no further
 PRUNE_S = 15.0  # as often as SQLite, retention removes events
 PRUNE_EVENTS = 4096  # and after this number of new ones
 RETRY_S = 0.25  # a position that could not be stored is stored again
-PROMISE = Promise("power loss", "one", True, "as long as its event", None)
+PROMISE = Promise("power loss", "one", True, identities_promise(604_800), None)
 
 Append = tuple[Sequence[Row], Appended, Any]
 Later = Callable[[float, Callable[[], object]], object]  # calls a function after a number of seconds
@@ -346,10 +346,10 @@ class SimLog:
         offsets_stored: list[int] = []
         for rows, _, _ in appends:
             if stores:
-                offsets, repeated, new, new_offsets = disk.store(rows)
+                stored, new, new_offsets = disk.store(rows)
                 rows_stored += new
                 offsets_stored += new_offsets
-                outcomes.append(Stored(offsets, repeated))
+                outcomes.append(stored)
         if failed is not None:
             failed.error.outcome = "refused" if isinstance(failed, Refused) else "unknown"
             outcomes = [failed] * len(appends)
