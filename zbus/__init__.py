@@ -43,6 +43,7 @@ from .errors import (
     SubscriberLagged,
     TransportError,
     TransportUnsupported,
+    WrongLoop,
     ZbusError,
 )
 from .event import Event, Offset
@@ -107,6 +108,7 @@ __all__ = [
     "SubscriberLagged",
     "TransportError",
     "TransportUnsupported",
+    "WrongLoop",
     "ZbusError",
     "blocking",
     "configure_logging",

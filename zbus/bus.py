@@ -132,7 +132,7 @@ class Bus:
 
         orders = await bus.publisher("shop/orders/created")
         """
-        self._node.check_open("make a publisher")
+        self._node.entry.check_usable("make a publisher")
         return EventPublisher(self._node.entry, key)
 
     def nodes(self) -> list[NodeInfo]:
@@ -153,7 +153,7 @@ class Bus:
         been stored: put the same events again.
         """
         node = self._node
-        node.check_open("put events")
+        node.entry.check_usable("put events")
         for event in events:
             if not isinstance(event, Event):
                 raise EventInvalid(
@@ -267,7 +267,7 @@ class Bus:
         have been handled), and `HandlerFailed` if the handler raised. If cancelled, the handler is cancelled too.
         """
         node = self._node
-        node.check_open("send a request")
+        node.entry.check_usable("send a request")
         if node.requests is None:
             raise NoResponders(key)
         if node.tracing is None:

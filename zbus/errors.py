@@ -3,6 +3,7 @@
     ZbusError
     ├── ConfigInvalid           nothing was opened: fix the field
     ├── BusClosed               nothing was stored or sent: open a bus again
+    ├── WrongLoop               nothing was stored or sent: call it on the event loop of the bus
     ├── EventInvalid            not stored: fix the call
     │   ├── KeyInvalid            the key or key expression is not legal
     │   ├── EventTooLarge         a size limit is exceeded
@@ -85,12 +86,28 @@ class ConfigInvalid(ZbusError):
 class BusClosed(ZbusError):
     """Raised when a closed bus is used, or one that was never opened. This call stored and sent nothing."""
 
+    def __init__(self, doing: str, reason: str = "") -> None:
+        super().__init__(doing, reason)
+        self.doing, self.reason = doing, reason
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"cannot {self.doing}: {self.reason}; this call stored and sent nothing"
+        return f"cannot {self.doing}: the bus is not open; this call stored and sent nothing. Open a bus and retry"
+
+
+class WrongLoop(ZbusError):
+    """Raised when a bus is used on another event loop or thread than its own. This call stored and sent nothing."""
+
     def __init__(self, doing: str) -> None:
         super().__init__(doing)
         self.doing = doing
 
     def __str__(self) -> str:
-        return f"cannot {self.doing}: the bus is not open; this call stored and sent nothing. Open a bus and retry"
+        return (
+            f"cannot {self.doing} here: the bus belongs to the event loop that opened it, and this is another loop or "
+            "thread; this call stored and sent nothing. Use asyncio.run_coroutine_threadsafe(…, loop), or zbus.blocking"
+        )
 
 
 class EventInvalid(ZbusError):

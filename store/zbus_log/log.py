@@ -30,6 +30,7 @@ from zbus.ports.log import (
     identities_promise,
 )
 from zbus.util.backoff import Backoff
+from zbus.util.forks import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
@@ -112,6 +113,8 @@ class SqliteLog:
         self._watching: threading.Thread | None = None
         self._proxied_writes: ProxiedWriteServer | None = None
         self._closed = threading.Event()
+        self._parent: int | None = None  # of a process that was forked while it had this log open
+        on_fork(self)
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"the folder {str(Path(path).parent)!r} does not exist")
         self._cursors = SqliteCursors(path)
@@ -272,6 +275,8 @@ class SqliteLog:
 
     def close(self, timeout_s: float) -> None:
         """Commit what was appended, then close the file. If the disk hangs, the writer's thread does so later."""
+        if self._parent is not None:
+            return  # everything belongs to the parent
         deadline = time.monotonic() + timeout_s
         if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
             self._proxied_writes.close(timeout_s / 4)
@@ -294,6 +299,20 @@ class SqliteLog:
             self._read_engine.dispose()  # again, for reads that began after the first call
         if self._folder is not None:
             self._folder.cleanup()
+
+    def forked(self, parent: int) -> None:
+        """Give up the log in a forked process. The file, its lock and its threads belong to the parent."""
+        self._parent = parent
+        self._closed = threading.Event()  # a thread that does not exist here may hold the lock of the other one
+        self._closed.set()
+        if self._writer is not None:
+            self._writer.forked(parent)
+        if self._proxied_writes is not None:
+            self._proxied_writes.forked()
+        if hasattr(self, "_cursors"):
+            self._cursors.forked()
+        if self._folder is not None:
+            self._folder._finalizer.detach()  # type: ignore[attr-defined]  # it would remove the files of the parent
 
     @property
     def _owner(self) -> Writer:

@@ -13,7 +13,16 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge, IdentityConflict, LogReadOnly, ZbusError
+from zbus.errors import (
+    BusClosed,
+    EventInvalid,
+    EventTooLarge,
+    IdentityConflict,
+    KeyInvalid,
+    LogReadOnly,
+    WrongLoop,
+    ZbusError,
+)
 from zbus.event import NUMBER_MAX, Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
@@ -42,6 +51,8 @@ class Entry:
         # Rises when a result of `open_key` may change: publishers compare it instead of calling that for each event.
         self.generation = 0
         self._is_open = False
+        self.closed_because = ""  # why the bus is not open, if that is unusual
+        self.loop: asyncio.AbstractEventLoop | None = None  # of the bus, once it is open
         self.read_only: str | None = None  # the path of a log that this node only reads; set before the bus opens
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
@@ -58,6 +69,8 @@ class Entry:
     @is_open.setter
     def is_open(self, is_open: bool) -> None:
         self._is_open = is_open
+        if is_open:
+            self.loop = asyncio.get_running_loop()
         self.recheck()
 
     @property
@@ -75,11 +88,21 @@ class Entry:
         self.generation += 1
 
     def check_open(self) -> None:
-        """Raise `BusClosed` if the bus is not open, or `LogReadOnly` if it only reads its log."""
-        if not self.is_open:
-            raise BusClosed("publish")
+        """Raise an error if nothing can be published by this call.
+
+        That is `BusClosed` if the bus is not open, `WrongLoop` on another event loop than that of the bus, and
+        `LogReadOnly` if the bus only reads its log.
+        """
+        self.check_usable("publish")
         if self.read_only is not None:
             raise LogReadOnly(self.read_only)
+
+    def check_usable(self, doing: str) -> None:
+        """Raise `BusClosed` if the bus is not open, or `WrongLoop` on another event loop than that of the bus."""
+        if not self._is_open:
+            raise BusClosed(doing, self.closed_because)
+        if _running_loop() is not self.loop:
+            raise WrongLoop(doing)
 
     def open_key(self, key: str) -> str:
         """Return the key if events may be published to it now. Raises the errors of `check_open` and `check_key`."""
@@ -167,6 +190,9 @@ class Entry:
         If cancelled, they may or may not have been stored.
         """
         self.check_open()
+        for event in events:
+            if not isinstance(event.key, str):  # which may not even be hashable
+                raise KeyInvalid(event.key, f"a key is text, not {type(event.key).__name__}")
         keys = {key: self.open_key(key) for key in dict.fromkeys(event.key for event in events)}
         rows: list[Row] = []
         for event in events:
@@ -226,6 +252,13 @@ def check_rows(
             validators.validate(row.key, row.payload)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def check_identity(given: Event | Row) -> None:
     """Raise `EventInvalid` if a number of an event's identity is out of the range of logs and frames.
 
@@ -234,5 +267,5 @@ def check_identity(given: Event | Row) -> None:
     """
     for name in ("publisher_id", "sequence", "published_at"):
         number = getattr(given, name)
-        if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= NUMBER_MAX:
             raise EventInvalid(f"{name} {number!r} rejected: it must be an integer from 0 to 2^63 - 1; not stored")

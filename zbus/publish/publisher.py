@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -79,7 +80,8 @@ class EventPublisher:
         if (tracing := entry.tracing) is not None and takes_span(headers):
             with tracing.sending("publish", self.key, headers, correlation_id) as span:
                 return await self.publish(payload, headers=span.headers, correlation_id=correlation_id)
-        if self._generation != entry.generation:
+        # One check per call: an event of another loop would be stored, and its caller would wait forever.
+        if self._generation != entry.generation or get_running_loop() is not entry.loop:
             self._check_key()
         body, encoded = payload, None
         # The hot path has nothing to encode and nothing to validate.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogLocked
+from zbus.util.forks import on_fork
 from zbus.util.process import boot_id, is_running
 
 RESERVE = 1 << 20
@@ -75,6 +76,7 @@ class HeadRecord:
         self._map[_RELAXED_AT] = relaxed
         self._map[_BRIEF_AT] = brief
         _OWNER.pack_into(self._map, 16, os.getpid())
+        on_fork(self)
 
     def update(self, head: Head) -> None:
         """Store `head` in the older of the two slots, so that a torn write leaves the newer one intact."""
@@ -101,7 +103,17 @@ class HeadRecord:
         self.sync()
         _OWNER.pack_into(self._map, 16, 0)
         self._map.close()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+    def forked(self, parent: int) -> None:
+        """Close the file in a forked process, without unlocking it: the lock belongs to the parent, and ends with it.
+
+        The lock belongs to the open file, which parent and child share, until the last of them has closed it.
+        """
+        if self._fd >= 0:
+            self._map.close()  # it has a file descriptor too
+            os.close(self._fd)
 
     def _lock(self, log_path: str, brief: bool) -> None:
         """Lock the file. Waits for an owner that has the log only during a call, unless this one is the same."""

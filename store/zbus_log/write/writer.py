@@ -107,7 +107,7 @@ class Writer:
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
-        self._ended = False
+        self._ended, self._closed_because = False, "is closed"
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
         self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
@@ -135,7 +135,12 @@ class Writer:
         return self._connection
 
     def _refused(self) -> Refused:
-        return _refused(LogError(f"{self.path} is closed"))
+        return _refused(LogError(f"{self.path} {self._closed_because}"))
+
+    def forked(self, parent: int) -> None:
+        """Refuse every append in a forked process, which does not have the writer's thread."""
+        self._ended = True
+        self._closed_because = f"belongs to process {parent}, from which this process was forked"
 
     def check_running(self) -> None:
         """Raise the error that stopped the writer, if one did."""
