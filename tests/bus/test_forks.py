@@ -38,20 +38,20 @@ async def main():
         if not pid:
             code = 1
             try:
-                os.write(write, json.dumps(child(bus, publisher, subscription, event)).encode())
+                os.write(write, json.dumps(child(bus, publisher, subscription, event)).encode() + b"\\n")
                 code = 0
             finally:
                 end(code)
         os.close(write)
-        print(await asyncio.to_thread(read_all, read), flush=True)
+        print(await asyncio.to_thread(read_line, read), flush=True, end="")
         after(pid)
         found = [int(await publisher.publish(b"2")), [e.payload.decode() async for e in bus.replay()]]
         print(json.dumps(found), flush=True)
         await subscription.aclose()
 
-def read_all(read):
+def read_line(read):
     with os.fdopen(read) as file:
-        return file.read()
+        return file.readline()  # not to its end: another process may have the pipe open
 
 def end(code):
     os._exit(code)

@@ -209,7 +209,7 @@ class Writer:
                 else postponed
             )
             while isinstance(item, tuple):
-                more = size_of(item[0])
+                more = _size_of(item)
                 if appends and size + more > COMMIT_BYTES_MAX:
                     self._postponed = item
                     return appends, None
@@ -341,6 +341,8 @@ class Writer:
                 self._connection.exec_driver_sql(statement, parameters)
                 return
         used = {row.key for row in rows}
+        for name in used:
+            name.encode()  # raises for what SQLite would store as another key, or not at all
         known = {name: key_ids[name] for name in used if name in key_ids}
         names = json.dumps(sorted(used - known.keys()))
         with transaction(self._connection):
@@ -432,6 +434,13 @@ class Writer:
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
+
+
+def _size_of(append: Append) -> int:
+    try:
+        return size_of(append[0])
+    except TypeError:  # a payload without a length: it is refused when it is encoded
+        return 0
 
 
 def _refused(error: LogError) -> Refused:
