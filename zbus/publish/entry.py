@@ -18,7 +18,6 @@ from zbus.errors import (
     EventInvalid,
     EventTooLarge,
     IdentityConflict,
-    KeyInvalid,
     LogReadOnly,
     WrongLoop,
     ZbusError,
@@ -190,9 +189,6 @@ class Entry:
         If cancelled, they may or may not have been stored.
         """
         self.check_open()
-        for event in events:
-            if not isinstance(event.key, str):  # which may not even be hashable
-                raise KeyInvalid(event.key, f"a key is text, not {type(event.key).__name__}")
         keys = {key: self.open_key(key) for key in dict.fromkeys(event.key for event in events)}
         rows: list[Row] = []
         for event in events:
