@@ -39,9 +39,9 @@ from .schema.registry import Schemas
 from .schema.validators import Validators
 from .session import SESSION_PUBLISHERS_MAX, Sessions
 from .util.deadline import Deadline, run_within
-from .util.forks import on_fork
 from .util.identities import Identities
 from .util.mailbox import Calls
+from .util.process import on_fork
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
 

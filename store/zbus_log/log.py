@@ -30,7 +30,7 @@ from zbus.ports.log import (
     identities_promise,
 )
 from zbus.util.backoff import Backoff
-from zbus.util.forks import on_fork
+from zbus.util.process import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterFailed
-from zbus.util.forks import on_fork
+from zbus.util.process import on_fork
 
 # Older versions lose commits when two connections write and checkpoint (the WAL-reset bug).
 SQLITE_VERSION_MIN = (3, 51, 3)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogLocked
-from zbus.util.forks import on_fork
-from zbus.util.process import boot_id, is_running
+from zbus.util.process import boot_id, is_running, on_fork
 
 RESERVE = 1 << 20
 _MAGIC = b"zbushead1\n"
