@@ -90,3 +90,23 @@ async def test_a_handler_cannot_be_registered_from_another_thread() -> None:
     async with zbus.open("memory") as bus:
         with pytest.raises(WrongLoop, match="register a handler"):
             await asyncio.to_thread(lambda: bus.on("**")(handler))
+
+
+@pytest.mark.parametrize("log", [None, "memory"])
+def test_on_a_later_loop_of_the_same_thread_nothing_is_published(log: str | None) -> None:
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    try:
+        bus = zbus.open(log)
+        first.run_until_complete(bus.start())
+        publisher = first.run_until_complete(bus.publisher(KEY))
+        assert first.run_until_complete(publisher.publish(b"first")) == (1 if log else 0)
+
+        with pytest.raises(WrongLoop):
+            second.run_until_complete(publisher.publish(b"x"))
+
+        assert first.run_until_complete(publisher.publish(b"second")) == (2 if log else 0)
+        assert publisher.sequence == 2
+        first.run_until_complete(bus.aclose())
+    finally:
+        first.close()
+        second.close()

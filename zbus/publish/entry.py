@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from zbus.errors import (
@@ -51,7 +52,10 @@ class Entry:
         self.generation = 0
         self._is_open = False
         self.closed_because = ""  # why the bus is not open, if that is unusual
-        self.loop: asyncio.AbstractEventLoop | None = None  # of the bus, once it is open
+        # The event loop of the bus, and its thread, once the bus is open.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop_is_running: Callable[[], bool] = bool
+        self.thread = 0
         self.read_only: str | None = None  # the path of a log that this node only reads; set before the bus opens
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
@@ -69,7 +73,8 @@ class Entry:
     def is_open(self, is_open: bool) -> None:
         self._is_open = is_open
         if is_open:
-            self.loop = asyncio.get_running_loop()
+            self.loop, self.thread = asyncio.get_running_loop(), get_ident()
+            self.loop_is_running = self.loop.is_running
         self.recheck()
 
     @property

@@ -109,6 +109,7 @@ class Writer:
         self._due = time.monotonic() + IDLE_S
         self._ended, self._closed_because = False, "is closed"
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
+        self._gathered_bytes = 0  # of the appends that are being committed
         self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
         self._thread.start()
@@ -215,7 +216,7 @@ class Writer:
                     return appends, None
                 appends.append(item)
                 rows += len(item[0])
-                size += more
+                self._gathered_bytes = size = size + more
                 enough = rows >= COMMIT_ROWS_MIN and len(appends) >= half
                 if enough or rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
                     return appends, None
@@ -329,7 +330,7 @@ class Writer:
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids
-        parts = split_rows(rows, STATEMENT_BYTES_MAX)
+        parts = (rows,) if self._gathered_bytes <= STATEMENT_BYTES_MAX else split_rows(rows, STATEMENT_BYTES_MAX)
         if len(parts) == 1:
             try:
                 statement, parameters = encode_rows(rows, first, key_ids)
