@@ -125,7 +125,17 @@ def test_of_an_append_in_several_statements_nothing_is_stored_if_one_fails(
     assert append(log, [row(n, 400) for n in range(1, 8)]) == list(range(2, 9))
 
 
-def test_appends_that_wait_share_commits_only_up_to_their_bytes(log: SqliteLog, statements: list[int]) -> None:
+def test_appends_that_wait_share_commits_only_up_to_their_bytes(
+    log: SqliteLog, statements: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[int] = []
+    commit = log._owner._commit
+
+    def note(appends: list[Any]) -> None:
+        commits.append(sum(size_of(rows) for rows, _, _ in appends))
+        commit(appends)
+
+    monkeypatch.setattr(log._owner, "_commit", note)
     busy, go_on = threading.Event(), threading.Event()
     answers: SimpleQueue[Any] = SimpleQueue()
 
@@ -140,7 +150,7 @@ def test_appends_that_wait_share_commits_only_up_to_their_bytes(log: SqliteLog, 
     go_on.set()
 
     assert [list(offsets_of(answers.get(timeout=20))) for _ in range(7)] == [[n] for n in range(2, 9)]
-    assert max(statements) == 800
+    assert max(commits) == max(statements) == 800
 
 
 def test_rows_are_split_by_the_bytes_of_payloads_and_headers() -> None:
