@@ -201,10 +201,11 @@ class SqliteCursors:
         self._engine.dispose()
 
     def forked(self) -> None:
-        """Give up all leases in a forked process. Its locks give themselves up, and its connections too."""
+        """Give up all leases in a forked process, without releasing those of its parent."""
         self._wake, self._flushing = threading.Condition(), threading.RLock()  # other threads may hold the old ones
         self._ended, self._thread, self._connection = True, None, None
-        self._held.clear()
+        while self._held:
+            self._held.popitem()[1].lock.abandon()
         self._pending.clear()
         self._waiting.clear()
 
