@@ -22,6 +22,7 @@ from .errors import (
     EventInvalid,
     EventTooLarge,
     HandlerFailed,
+    IdentityConflict,
     KeyInvalid,
     LogDamaged,
     LogError,
@@ -42,6 +43,7 @@ from .errors import (
     SubscriberLagged,
     TransportError,
     TransportUnsupported,
+    WrongLoop,
     ZbusError,
 )
 from .event import Event, Offset
@@ -78,6 +80,7 @@ __all__ = [
     "EventSubscriber",
     "EventTooLarge",
     "HandlerFailed",
+    "IdentityConflict",
     "JsonFormatter",
     "KeyInvalid",
     "LogDamaged",
@@ -105,6 +108,7 @@ __all__ = [
     "SubscriberLagged",
     "TransportError",
     "TransportUnsupported",
+    "WrongLoop",
     "ZbusError",
     "blocking",
     "configure_logging",

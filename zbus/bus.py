@@ -16,7 +16,7 @@ from .deliver.overflow import Overflow
 from .deliver.replay import Replay
 from .deliver.start_position import check_offset_or_time
 from .deliver.subscriber import EventSubscriber, Start
-from .errors import ConfigInvalid, EventInvalid, NoResponders
+from .errors import ConfigInvalid, EventInvalid, KeyInvalid, NoResponders
 from .event import Event, Offset
 from .introspection import snapshot
 from .keys import KeySet, check_key
@@ -132,7 +132,7 @@ class Bus:
 
         orders = await bus.publisher("shop/orders/created")
         """
-        self._node.check_open("make a publisher")
+        self._node.entry.check_usable("make a publisher")
         return EventPublisher(self._node.entry, key)
 
     def nodes(self) -> list[NodeInfo]:
@@ -147,18 +147,23 @@ class Bus:
         """Publish events that already have an identity. Idempotent.
 
         For retries, and for events from another system. An event whose identity is already stored keeps its first
-        offset, and nothing is stored twice. Without a log, the events are only delivered. Up to 1,000 events are stored
-        in one commit, completely or not at all; the first invalid event raises before any is stored. If an error is
-        raised later, its note has the number of events that were stored. If cancelled, the events may or may not have
-        been stored: put the same events again.
+        offset, and nothing is stored twice. If retention has removed it within `dedup_s` seconds, the offset is the
+        log's low-water mark. Without a log, the events are only delivered. Up to 1,000 events are stored in one commit,
+        completely or not at all; the first invalid event raises before any is stored.
+
+        Raises `IdentityConflict` if another event, with another key or payload, is stored under an identity; the other
+        events of that commit are stored. If an error is raised after some were stored, its note has their number. If
+        cancelled, the events may or may not have been stored: put the same events again.
         """
         node = self._node
-        node.check_open("put events")
+        node.entry.check_usable("put events")
         for event in events:
             if not isinstance(event, Event):
                 raise EventInvalid(
                     f"put takes events, as put(one, two), not {type(event).__name__}; nothing was stored"
                 )
+            if not isinstance(event.key, str):  # it may not even be hashable
+                raise KeyInvalid(event.key, f"a key is text, not {type(event.key).__name__}")
         if node.tracing is None or not events:
             return await node.entry.put(events)
         with node.tracing.putting(events) as span:
@@ -267,7 +272,7 @@ class Bus:
         have been handled), and `HandlerFailed` if the handler raised. If cancelled, the handler is cancelled too.
         """
         node = self._node
-        node.check_open("send a request")
+        node.entry.check_usable("send a request")
         if node.requests is None:
             raise NoResponders(key)
         if node.tracing is None:

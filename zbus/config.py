@@ -26,7 +26,16 @@ _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "must be a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
 _ALL_KEYS = ("all", "any", "everything", "true", "yes", "*")  # what `keep` may be set to by mistake
-_NEED_A_LOG = ("keep", "cold_dir", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
+_NEED_A_LOG = (
+    "keep",
+    "cold_dir",
+    "read_only",
+    "retain_age_s",
+    "retain_bytes",
+    "retain_events",
+    "dedup_s",
+    "accept_loss",
+)
 
 
 def _split(value: Any) -> Any:
@@ -125,6 +134,12 @@ class BusConfig(BaseSettings):
     )
     retain_events: int | None = Field(
         None, ge=1, description="number of events above which retention removes the oldest"
+    )
+    dedup_s: float = Field(
+        604_800.0,
+        ge=0,
+        le=3_153_600_000,
+        description="seconds for which the log recognizes a repeated event after retention has removed it",
     )
     retain_ignore_cursors: bool = Field(
         False, description="whether retention may remove events that a durable subscription has not acknowledged"

@@ -3,6 +3,7 @@
     ZbusError
     ├── ConfigInvalid           nothing was opened: fix the field
     ├── BusClosed               nothing was stored or sent: open a bus again
+    ├── WrongLoop               nothing was stored or sent: call it on the event loop of the bus
     ├── EventInvalid            not stored: fix the call
     │   ├── KeyInvalid            the key or key expression is not legal
     │   ├── EventTooLarge         a size limit is exceeded
@@ -16,6 +17,7 @@
     │   ├── LogLocked             not opened: another process owns the log
     │   ├── LogFull               not stored: free space, then publish again
     │   ├── LogWriterFailed       the writer stopped: restart the process
+    │   ├── IdentityConflict      not stored: another event has this identity; publish it with a new one
     │   ├── LogDamaged            acknowledged events are missing from the file: restore it
     │   ├── LogTrimmed            retention removed the events: start later
     │   └── EventCorrupt          one stored event fails its checksum: skip it on request
@@ -84,12 +86,28 @@ class ConfigInvalid(ZbusError):
 class BusClosed(ZbusError):
     """Raised when a closed bus is used, or one that was never opened. This call stored and sent nothing."""
 
+    def __init__(self, doing: str, reason: str = "") -> None:
+        super().__init__(doing, reason)
+        self.doing, self.reason = doing, reason
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"cannot {self.doing}: {self.reason}; this call stored and sent nothing"
+        return f"cannot {self.doing}: the bus is not open; this call stored and sent nothing. Open a bus and retry"
+
+
+class WrongLoop(ZbusError):
+    """Raised when a bus is used on another event loop or thread than its own. This call stored and sent nothing."""
+
     def __init__(self, doing: str) -> None:
         super().__init__(doing)
         self.doing = doing
 
     def __str__(self) -> str:
-        return f"cannot {self.doing}: the bus is not open; this call stored and sent nothing. Open a bus and retry"
+        return (
+            f"cannot {self.doing} here: the bus belongs to the event loop that opened it, and this is another loop or "
+            "thread; this call stored and sent nothing. Use asyncio.run_coroutine_threadsafe(…, loop), or zbus.blocking"
+        )
 
 
 class EventInvalid(ZbusError):
@@ -284,6 +302,26 @@ class LogWriterFailed(LogError):
         return (
             f"the writer of {self.path} stopped ({self.cause}). Events acknowledged before are safe; {now}. "
             "Check the disk, restart the process, then put the same events again"
+        )
+
+
+class IdentityConflict(LogError):
+    """Raised when another event, with another key or payload, is stored under the identity of a new one.
+
+    The stored event is unchanged, and `events` are not stored. Putting them again raises the same error.
+    """
+
+    outcome = "refused"
+
+    def __init__(self, publisher_id: int, sequence: int, key: str, offset: int) -> None:
+        super().__init__(publisher_id, sequence, key, offset)
+        self.publisher_id, self.sequence, self.key, self.offset = publisher_id, sequence, key, offset
+
+    def __str__(self) -> str:
+        return (
+            f"the identity ({self.publisher_id}, {self.sequence}) belongs to another event, on {self.key!r} at offset "
+            f"{self.offset}, which is unchanged; the new event was not stored. Give it an identity of its own: publish "
+            "it with a publisher, or put it with another publisher_id or sequence"
         )
 
 

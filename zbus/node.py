@@ -41,6 +41,7 @@ from .session import SESSION_PUBLISHERS_MAX, Sessions
 from .util.deadline import Deadline, run_within
 from .util.identities import Identities
 from .util.mailbox import Calls
+from .util.process import on_fork
 from .util.runtime import REAL, Runtime
 from .wire.provenance import Forward
 
@@ -123,6 +124,16 @@ class Node:
         self._closing: asyncio.Task[None] | None = None
         self._started = False
         self._closing_begun = asyncio.Event()
+        on_fork(self)
+
+    def forked(self, parent: int) -> None:
+        """Reject every use in a forked process: the bus, its loop and its threads belong to the parent."""
+        self.entry.closed_because = (
+            f"process {parent} opened the bus, and this is a process that was forked from it (start "
+            "processes with 'spawn', or open the bus after forking)"
+        )
+        self.entry.is_open = False
+        self._threads.executor = None  # `aclose` then does nothing
 
     # Opening and closing.
 
@@ -365,7 +376,7 @@ class Node:
     def check_open(self, doing: str) -> None:
         """Raise `BusClosed` if the bus is not open."""
         if not self.entry.is_open:
-            raise BusClosed(doing)
+            raise BusClosed(doing, self.entry.closed_because)
 
     def need_log(self, doing: str) -> Log:
         """Return the log. Raises `LogRequired` if this bus has no log."""
@@ -395,6 +406,7 @@ class Node:
         if not self.is_open:
             self.on_start.append(start)
             return
+        self.entry.check_usable("register a handler")
         with self.runtime.running():
             start()
 
@@ -409,7 +421,7 @@ class Node:
         schema: Any = None,
     ) -> EventSubscriber:
         """Open a subscription; see `Bus.subscribe`."""
-        self.check_open("subscribe")
+        self.entry.check_usable("subscribe")
         keys = KeySet(key_exprs)
         policy = check_options(self.log is not None, start, after, durable, queue_events, overflow)
         check_schema(schema)

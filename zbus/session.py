@@ -149,5 +149,5 @@ class Session:
         for body, headers in chunk:
             now = entry.time_ns()
             rows += [Row(*next_identity(each), now, each, body, headers) for each in (key, own)]
-        offsets, _ = await entry.store(rows)
+        offsets, _, _ = await entry.store(rows)
         return list(zip(offsets[::2], offsets[1::2], strict=True))

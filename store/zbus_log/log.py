@@ -19,8 +19,20 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogReadOnl
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.lineage import Incarnation, Lineage
-from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, ProxiedWrite, Refused, Row, Span
+from zbus.ports.log import (
+    Appended,
+    AppendResult,
+    Committed,
+    Page,
+    Promise,
+    ProxiedWrite,
+    Refused,
+    Row,
+    Span,
+    identities_promise,
+)
 from zbus.util.backoff import Backoff
+from zbus.util.process import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
@@ -64,7 +76,9 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
-        return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
+        return SqliteLog(
+            str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, dedup_s=config.dedup_s, folder=folder
+        )
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
         str(Path(config.log.removeprefix("sqlite://")).expanduser()),
@@ -72,6 +86,7 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
+        dedup_s=config.dedup_s,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
         brief=brief,
     )
@@ -88,13 +103,14 @@ class SqliteLog:
         synchronous: str = "FULL",
         accept_loss: bool = False,
         rules: Rules | None = None,
+        dedup_s: float = 0.0,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
         self._brief = brief
-        self._rules = rules or Rules()
+        self._rules, self._dedup_s = rules or Rules(), dedup_s
         self._origin = 0
         self._lineage = BEFORE
         self._writer: Writer | None = None
@@ -103,6 +119,8 @@ class SqliteLog:
         self._watching: threading.Thread | None = None
         self._proxied_writes: ProxiedWriteServer | None = None
         self._closed = threading.Event()
+        self._parent: int | None = None  # of a process that was forked while it had this log open
+        on_fork(self)
         if not Path(path).parent.is_dir():
             raise ConfigInvalid("log", f"the folder {str(Path(path).parent)!r} does not exist")
         self._cursors = SqliteCursors(path, self)
@@ -138,7 +156,7 @@ class SqliteLog:
     def promise(self) -> Promise:
         """The guarantees of this log."""
         survives = {"FULL": "power loss", "NORMAL": "a crash of the process", "OFF": "nothing"}
-        return Promise(survives[self._synchronous], "one", True, "as long as its event", None)
+        return Promise(survives[self._synchronous], "one", True, identities_promise(self._dedup_s), None)
 
     @property
     def log_id(self) -> int:
@@ -285,7 +303,7 @@ class SqliteLog:
             try:
                 # Each step plans again, because sizes are estimates and cursors move.
                 target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
-                removed, more = trim_step(self._writing, target)
+                removed, more = trim_step(self._writing, target, self._dedup_s)
                 state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
                 if progress is not None and more:
                     progress(state[1])
@@ -317,6 +335,8 @@ class SqliteLog:
 
     def close(self, timeout_s: float) -> None:
         """Commit what was appended, then close the file. If the disk hangs, the writer's thread does so later."""
+        if self._parent is not None:
+            return  # everything belongs to the parent
         deadline = time.monotonic() + timeout_s
         if self._proxied_writes is not None:  # first, so that clients do not receive errors that closing causes
             self._proxied_writes.close(timeout_s / 4)
@@ -340,6 +360,20 @@ class SqliteLog:
             self._read_engine.dispose()  # again, for reads that began after the first call
         if self._folder is not None:
             self._folder.cleanup()
+
+    def forked(self, parent: int) -> None:
+        """Give up the log in a forked process. The file, its lock and its threads belong to the parent."""
+        self._parent = parent
+        self._closed = threading.Event()  # a thread that does not exist here may hold the lock of the other one
+        self._closed.set()
+        if self._writer is not None:
+            self._writer.forked(parent)
+        if self._proxied_writes is not None:
+            self._proxied_writes.forked()
+        if hasattr(self, "_cursors"):
+            self._cursors.forked()
+        if self._folder is not None:
+            self._folder._finalizer.detach()  # type: ignore[attr-defined]  # it would remove the files of the parent
 
     @property
     def _owner(self) -> Writer:
@@ -459,7 +493,7 @@ class SqliteLog:
 
     def _prune_periodically(self) -> None:
         target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
-        if trim_step(self._writing, target)[1]:
+        if trim_step(self._writing, target, self._dedup_s)[1]:
             self._owner.run(self._prune_periodically)
 
 

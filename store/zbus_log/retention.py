@@ -14,6 +14,7 @@ from .file.chain import keep_leaves
 from .file.database import transaction
 from .file.tables import BLOCK, get_low_water
 from .read.reader import first_at
+from .write import removed_identities
 
 STEP = 4096
 
@@ -63,15 +64,20 @@ def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None)
     return target, None
 
 
-def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
-    """Remove the oldest events, at most `STEP`. Returns how many, and whether any had to be removed."""
+def trim_step(connection: Connection, target: int, dedup_s: float = 0.0) -> tuple[int, bool]:
+    """Remove the oldest events, at most `STEP`. Returns how many, and whether any had to be removed.
+
+    Their identities are remembered for `dedup_s` seconds.
+    """
     low = get_low_water(connection)
     if low >= target:
+        removed_identities.forget_expired(connection)
         return 0, False
     first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
     until = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
         keep_leaves(connection, until)
+        removed_identities.remember(connection, until, dedup_s)
         connection.exec_driver_sql("UPDATE state SET low_water = ?", (until,))
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.

@@ -113,6 +113,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "retain_age_s": "4",
         "retain_bytes": "5",
         "retain_events": "6",
+        "dedup_s": "7",
         "retain_ignore_cursors": "true",
     }
     for name, value in given.items():

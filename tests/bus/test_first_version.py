@@ -219,7 +219,7 @@ async def test_positions_of_a_networked_node_are_loaded(log: Path, tmp_path: Pat
     async with zbus.open(log, mode="peer", listen=[f"unixsock-stream/{tmp_path / 'node.sock'}"]) as bus:
         assert bus.nodes()[0].id == f"{expected()['origin']:x}"
         kept = positions(bus)
-    assert kept == expected()["positions"]
+    assert {name: at for name, at in kept.items() if not name.startswith("clock/")} == expected()["positions"]
 
 
 async def test_schemas_are_in_force_with_all_their_versions(log: Path) -> None:
@@ -242,7 +242,7 @@ async def test_what_is_stored_is_not_stored_again(log: Path) -> None:
     async with zbus.open(log) as bus:
         head = expected()["head"]
         stored = [event async for event in bus.replay(after=expected()["sealed_until"] - 20)]
-        again = [zbus.Event(each.publisher_id, each.sequence, 1, each.key, b"again") for each in stored]
+        again = [zbus.Event(each.publisher_id, each.sequence, 1, each.key, each.payload) for each in stored]
         again = [each for each in again if not each.key.startswith(("shop/orders", "legacy"))]
         offsets = {event.identity: event.offset for event in stored}
         assert list(await bus.put(*again)) == [offsets[event.identity] for event in again]
@@ -620,7 +620,9 @@ async def test_events_requests_and_replies_of_a_zenoh_node_of_the_first_version_
             known = [event for name in SENT_BY_FIRST for event in events_of(frames[name])]
             known = [each for each in known if each["key"].startswith("shop/")]
             assert await received(subscription, len(known)) == by_key(known)
-            assert decoded_request("page", pages[0])["wanted"]["keys"] == ["shop/**"]
+            wanted = [decoded_request("page", each)["wanted"]["keys"] for each in pages]
+            assert wanted[0] == ["@zbus/none"]  # what this node asks every log first; version 0.1 returns no events
+            assert ["shop/**"] in wanted
             own = bus.nodes()[0].id
             reported = [decoded_reply("logs", each) for each in await asyncio.to_thread(get, session, "question-logs")]
             assert [each["kind"] for each in reported] == ["accepted", "data", "end"]

@@ -341,7 +341,7 @@ def test_doctor_shows_what_a_log_in_the_folder_promises(tmp_path: Path, durabili
         "durability": survives,
         "writers": "one",
         "dense": True,
-        "identities": "as long as its event",
+        "identities": "as long as its event, then 7 days",
         "atomic_events": None,
     }
     for line in ("guarantees of a log here", f"events survive {survives}", "one writer, offsets without gaps"):

@@ -261,6 +261,27 @@ async def test_events_that_could_not_be_stored_are_requested_and_stored_again(ho
     assert (inbox.stored_events, positions(inbox)[LOGGED]) == (3, 6)
 
 
+async def test_received_events_under_a_used_identity_are_counted_and_reported(host: InboxHost) -> None:
+    inbox = host.inbox()
+    receive = inbox.receiver("nats", False)
+    with recorded(logging.WARNING) as records:
+        receive(framed(*kept(1, 2, 3)))
+        await turns()
+        host.commits.store(repeated=[1, 2], conflicts={2: "shop/other"})
+        await turns()
+
+    assert host.counts["identity_conflicts"] == 1
+    (found,) = records
+    assert (found["record"], found["code"], found["events"]) == ("EVENT_DROPPED", "identity_conflict", 1)
+    assert (found["publisher_id"], found["sequence"], found["key"]) == (7, 3, KEPT)
+    assert (found["stored_key"], found["offset"], found["origin"]) == ("shop/other", 3, LOGGED)
+    assert inbox.stored_events == 1
+    receive(framed(*kept(4)))
+    await turns()
+    assert identities(host)[3:] == [(7, 4)], "the mesh continues after it"
+    assert host.page_requests == []
+
+
 async def test_only_an_error_of_the_log_makes_events_be_requested_again(host: InboxHost) -> None:
     inbox = host.inbox()
     receive = inbox.receiver("nats", False)

@@ -14,7 +14,7 @@ from zbus.observe.burst_records import BurstRecords
 from zbus.observe.records import EVENT_BACKPRESSURE
 from zbus.ports.log import Appended, AppendResult, Committed, Log, Refused, Row, Stored
 from zbus.publish.backpressure import Backpressure
-from zbus.publish.commit_queue import CommitQueue
+from zbus.publish.commit_queue import FLUSH_BYTES, CommitQueue
 from zbus.util.runtime import REAL
 
 BYTES_MAX = 100
@@ -102,6 +102,25 @@ async def test_publishers_wait_while_more_bytes_than_allowed_await_commit(caplog
     (record,) = [each for each in records if each["record"] == EVENT_BACKPRESSURE]
     assert (record["code"], record["reason"]) == ("commits_pending", "too many bytes await commit")
     assert record["blocked_total"] == queue.backpressure.blocked_count == 1
+
+
+async def test_publishers_wait_as_soon_as_a_burst_of_one_turn_has_too_many_bytes() -> None:
+    queue = Queue()
+    waiting = [queue.commits.add(row(1)), *[queue.commits.add(row(FLUSH_BYTES // 2)) for _ in range(2)]]
+
+    assert queue.blocked, "the rest of the burst is not appended with it"
+    queue.log.finish()
+    queue.log.finish()
+    assert await asyncio.gather(*waiting) == [1, 1, 2]
+
+
+async def test_many_rows_with_many_bytes_are_appended_at_once() -> None:
+    queue = Queue()
+    storing = queue.commits.add_many([row(FLUSH_BYTES)])
+
+    assert queue.blocked
+    queue.log.finish()
+    assert (await storing).offsets == [1]
 
 
 async def test_publishers_continue_after_a_commit_that_failed() -> None:

@@ -217,7 +217,20 @@ async def test_a_proxied_write_while_no_bus_has_the_log_open_is_checked_in_the_s
 @pytest.mark.parametrize("log", [None, "memory"])
 @pytest.mark.parametrize(
     "numbers",
-    [(-1, 0, 1), (1 << 63, 0, 1), ("7", 0, 1), (7, -1, 1), (7, 1 << 64, 1), (7, "0", 1), (7, 0, -5), (7, 0, None)],
+    [
+        (True, 0, 1),
+        (7, False, 1),
+        (7, 0, True),
+        (7, 0.0, 1),
+        (-1, 0, 1),
+        (1 << 63, 0, 1),
+        ("7", 0, 1),
+        (7, -1, 1),
+        (7, 1 << 64, 1),
+        (7, "0", 1),
+        (7, 0, -5),
+        (7, 0, None),
+    ],
 )
 async def test_a_put_with_impossible_numbers_is_rejected_and_harms_no_other_publisher(
     numbers: Any, log: str | None
@@ -231,6 +244,82 @@ async def test_a_put_with_impossible_numbers_is_rejected_and_harms_no_other_publ
 
         assert await asyncio.gather(*others) == ([1, 2, 3] if log else [0, 0, 0])
         assert list(await bus.put(zbus.Event(7, 0, 1, KEY, GOOD))) == ([4] if log else [0])
+
+
+@pytest.mark.parametrize("log", [None, "memory"])
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (zbus.Event(7, 1, 1, None, GOOD), "a key is text, not NoneType"),  # type: ignore[arg-type]
+        (zbus.Event(7, 1, 1, ["a"], GOOD), "a key is text, not list"),  # type: ignore[arg-type]
+        (zbus.Event(7, 1, 1, "shop/*", GOOD), "without wildcards"),
+        (zbus.Event(7, 1, 1, "\ud800", GOOD), "rejected"),
+        (zbus.Event(7, 1, 1, KEY, object()), "cannot be encoded"),  # type: ignore[arg-type]
+        (zbus.Event(7, 1, 1, KEY, GOOD, "text"), "headers are names and values"),  # type: ignore[arg-type]
+        (zbus.Event(7, 1, 1, KEY, GOOD, {"a": 1}), "must be text"),  # type: ignore[dict-item]
+        (zbus.Event(7, 1, 1, KEY, GOOD, {"a": "\ud800"}), "headers rejected"),
+    ],
+    ids=lambda value: "",
+)
+async def test_a_put_with_an_impossible_key_payload_or_header_is_rejected_and_harms_no_other_publisher(
+    event: zbus.Event, words: str, log: str | None
+) -> None:
+    async with zbus.open(log) as bus:
+        publisher = await bus.publisher(KEY)
+        others = [asyncio.create_task(publisher.publish(GOOD)) for _ in range(3)]
+
+        with pytest.raises(zbus.EventInvalid, match=words):
+            await bus.put(zbus.Event(7, 0, 1, KEY, GOOD), event)
+
+        assert await asyncio.gather(*others) == ([1, 2, 3] if log else [0, 0, 0])
+        assert list(await bus.put(zbus.Event(7, 0, 1, KEY, GOOD))) == ([4] if log else [0])
+
+
+async def test_a_put_of_another_event_under_a_used_identity_is_a_conflict_that_names_the_stored_one() -> None:
+    async with zbus.open("memory") as bus:
+        publisher = await bus.publisher("shop/a")
+        await bus.put(zbus.Event(7, 0, 1, "shop/orders", b"order 1"))
+
+        putting = bus.put(
+            zbus.Event(7, 1, 1, "shop/orders", b"order 2"),
+            zbus.Event(7, 0, 1, "shop/refunds", b"refund 99"),
+            zbus.Event(7, 0, 2, "shop/orders", b"order 1", {"again": "yes"}),
+        )
+        others = asyncio.gather(*[publisher.publish(b"x") for _ in range(20)], bus.put(zbus.Event(8, 0, 1, "b", b"")))
+        with pytest.raises(zbus.IdentityConflict, match="on 'shop/orders' at offset 1") as caught:
+            await putting
+
+        error = caught.value
+        assert (error.publisher_id, error.sequence, error.key, error.offset) == (7, 0, "shop/orders", 1)
+        assert error.outcome == "refused"
+        assert [(event.key, event.payload) for event in error.events] == [("shop/refunds", b"refund 99")]
+        assert error.__notes__ == ["2 events of this call are stored"]
+        assert len(await others) == 21
+        (again,) = await bus.put(zbus.Event(7, 0, 1, "shop/orders", b"order 1"))
+        assert (again, again.first) == (1, False)
+        found = [event.payload async for event in bus.replay("shop/orders", "shop/refunds")]
+        assert found == [b"order 1", b"order 2"]
+
+
+async def test_a_published_event_under_a_used_identity_is_a_conflict() -> None:
+    async with zbus.open("memory") as bus:
+        publisher = await bus.publisher(KEY)
+        await bus.put(zbus.Event(publisher.publisher_id, 0, 1, KEY, b"first"))
+
+        with pytest.raises(zbus.IdentityConflict):
+            await publisher.publish(b"another")
+        assert await publisher.publish(b"next") == 2
+
+
+async def test_a_retry_after_retention_is_recognized(log_path: Path) -> None:
+    event = zbus.Event(7, 0, 1, KEY, GOOD)
+    async with zbus.open(log_path) as bus:
+        await bus.put(event, zbus.Event(7, 1, 1, KEY, GOOD))
+        await asyncio.to_thread(zbus_log.prune, log_path, zbus_log.Rules(until=1))
+        (again,) = await bus.put(event)
+
+        assert (again, again.first) == (1, False), "the low-water mark"
+        assert await bus.head() == 2
 
 
 @pytest.mark.parametrize("owned", [True, False])

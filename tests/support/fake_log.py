@@ -113,10 +113,14 @@ class History:
         """Store what is new of some rows, together."""
         offsets: list[int] = []
         repeated: set[int] = set()
+        conflicts: dict[int, str] = {}
         with self.lock:
             for index, row in enumerate(rows):
                 known = self._identities.get((row.publisher_id, row.sequence))
                 if known is not None and self.now - known[1] < IDENTITIES_S:
+                    stored = self.entries[bisect.bisect_left(self.offsets, known[0])].row
+                    if known[0] > self.low_water and (stored.key, stored.payload) != (row.key, row.payload):
+                        conflicts[index] = stored.key
                     offsets.append(known[0])
                     repeated.add(index)
                     continue
@@ -127,7 +131,7 @@ class History:
                 offsets.append(offset)
             for lane in self.lanes:
                 lane.notify()
-        return Stored(offsets, repeated)
+        return Stored(offsets, repeated, conflicts)
 
     def trim(self, until: int) -> None:
         """Let retention remove everything up to an offset."""
@@ -329,13 +333,15 @@ class FakeLane:
         parts = [rows[at : at + ATOMIC_EVENTS] for at in range(0, len(rows), ATOMIC_EVENTS)]
         offsets: list[int] = []
         repeated: set[int] = set()
+        conflicts: dict[int, str] = {}
         for part in parts:
             stored = self.history.store(part, self._writer_id)
             repeated |= {len(offsets) + index for index in stored.repeated}
+            conflicts |= {len(offsets) + index: key for index, key in stored.conflicts.items()}
             offsets += stored.offsets
             if fault == "stored in part, answer lost":
                 return Unknown(lost)
-        return Unknown(lost) if fault is not None else Stored(offsets, repeated)
+        return Unknown(lost) if fault is not None else Stored(offsets, repeated, conflicts)
 
     def _feed_tail(self) -> None:
         with self.history.lock:

@@ -26,7 +26,7 @@ from zbus.mesh.log_service import LogPage
 from zbus.observe import records
 from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
 from zbus.ports.lineage import Branch, Incarnation, Lineage
-from zbus.ports.log import Appended, Log, Page, Row, Span, Stored
+from zbus.ports.log import NO_CONFLICTS, Appended, Log, Page, Row, Span, Stored
 from zbus.util.driver import Driver, OnError, Step
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon, decode_beacon
@@ -315,9 +315,9 @@ class FakeStores:
         self.storing.append(asyncio.get_running_loop().create_future())
         return self.storing[-1]
 
-    def store(self, at: int = -1, repeated: Sequence[int] = ()) -> None:
+    def store(self, at: int = -1, repeated: Sequence[int] = (), conflicts: Mapping[int, str] = NO_CONFLICTS) -> None:
         """Report that a batch, by default the last one, was stored."""
-        self.storing[at].set_result(Stored(range(1, len(self.batches[at]) + 1), repeated))
+        self.storing[at].set_result(Stored(range(1, len(self.batches[at]) + 1), repeated, conflicts))
 
 
 class MeshHost(FakeHost):

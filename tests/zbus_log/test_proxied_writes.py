@@ -172,6 +172,20 @@ async def test_putting_twice_stores_once_and_returns_the_first_offsets(log_path:
     assert identities(log_path) == [(7, n) for n in range(1520)]
 
 
+@pytest.mark.parametrize("owned", [True, False])
+async def test_another_event_under_a_used_identity_is_rejected(log_path: Path, owned: bool) -> None:
+    bus = zbus.open(log_path)
+    if owned:
+        await bus.start()
+    await in_thread(zbus_log.put, log_path, [rows(10)])
+    with pytest.raises(zbus.IdentityConflict) as caught:
+        await in_thread(zbus_log.put, log_path, [[replace(rows(1, start=4)[0], payload=b"other")]])
+    await bus.aclose()
+
+    assert (caught.value.publisher_id, caught.value.sequence, caught.value.offset) == (7, 4, 5)
+    assert identities(log_path) == [(7, n) for n in range(10)]
+
+
 async def test_several_processes_put_at_once_and_the_order_of_each_is_kept(log_path: Path) -> None:
     async with zbus.open(log_path):
         putting = [start(PUTTER, log_path, publisher, 8000) for publisher in (1, 2, 3)]

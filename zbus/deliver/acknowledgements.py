@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from zbus.errors import CursorError, ZbusError
+from zbus.errors import CursorError, WrongLoop, ZbusError
 from zbus.keys import includes
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursors, Lease
@@ -25,6 +25,7 @@ class Acknowledgements:
 
     def __init__(self, cursors: Cursors, run: Run, name: str, keys: Sequence[str], runtime: Runtime) -> None:
         self.name, self._cursors, self._run, self._keys, self._runtime = name, cursors, run, keys, runtime
+        self._loop = asyncio.get_running_loop()
         self.acknowledged = 0
         self._claiming: asyncio.Future[Lease] | None = None
         self._token = ""
@@ -63,6 +64,8 @@ class Acknowledgements:
     async def acknowledge(self, offset: int) -> None:
         """Acknowledge everything up to `offset`; return when it is on disk. If cancelled, it may have been stored."""
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise WrongLoop("acknowledge")
         stored: asyncio.Future[None] = loop.create_future()
 
         def settle(error: ZbusError | None) -> None:

@@ -15,7 +15,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, ZbusError
+from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, WrongLoop, ZbusError
 from zbus.event import DeliveryHandle, Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record_reason
@@ -71,6 +71,7 @@ class EventSubscriber:
         schema: Any,
     ) -> None:
         self._host, self._dispatcher, self._reader = host, host.dispatcher, host.reader
+        self._loop = asyncio.get_running_loop()
         self._keys, self._start, self._after = keys, start, after
         self.durable, self.schema, self.overflow = durable, schema, overflow
         self.queue_events = queue_events
@@ -307,6 +308,8 @@ class EventSubscriber:
 
     async def _refill(self) -> None:
         """Wait for live events, or read the next page of the log."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop("read a subscription")
         if self._reading:
             raise ZbusError("this subscription is already being read by another task; open one for each")
         self._reading = True

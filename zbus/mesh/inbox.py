@@ -28,7 +28,7 @@ from zbus.observe.records import (
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.lineage import Branch
-from zbus.ports.log import Row
+from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
@@ -489,6 +489,8 @@ class Inbox:
             self._undelivered -= undelivered
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
+                if done.result().conflicts:
+                    self._report_conflicts(rows, done.result())
                 return
             self._failures.update(origins.keys())
             for identity in undelivered:
@@ -508,6 +510,27 @@ class Inbox:
 
         stored.add_done_callback(finish)
         return stored
+
+    def _report_conflicts(self, rows: Sequence[Row], stored: Stored) -> None:
+        """Report received events that were not stored, because the log has another event under their identity."""
+        self.count("identity_conflicts", len(stored.conflicts))
+        for index, key in stored.conflicts.items():
+            row = rows[index]
+            origin = row.provenance.origin if row.provenance is not None else 0
+            if self._throttle.due(("identity_conflict", origin)):
+                record_reason(
+                    EVENT_DROPPED,
+                    logging.ERROR,
+                    code="identity_conflict",
+                    reason="a received event was not stored: the log has another event under its identity",
+                    events=len(stored.conflicts),
+                    origin=origin,
+                    publisher_id=row.publisher_id,
+                    sequence=row.sequence,
+                    key=row.key,
+                    stored_key=key,
+                    offset=stored.offsets[index],
+                )
 
 
 def _kind(frame: bytes) -> int:

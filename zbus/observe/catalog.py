@@ -66,9 +66,10 @@ RECORDS: dict[str, RecordInfo] = {
         "events, subscriptions, keys, key_count, correlation_ids, correlation_id_count",
     ),
     "EVENT_DROPPED": RecordInfo(
-        "WARNING",
-        "Events were dropped.",
-        f"code, reason, events, keys, policy, dropped_total, after, until; in transports: {_SOURCE}, detail",
+        "WARNING, ERROR",
+        "Events were dropped; ERROR if the log has another event under the identity of a received one.",
+        "code, reason, events, keys, policy, dropped_total, after, until, origin, publisher_id, sequence, key, "
+        f"stored_key, offset; in transports: {_SOURCE}, detail",
     ),
     "EVENT_CHANGED": RecordInfo("WARNING", "An event was sent without its headers.", f"{_SOURCE}, detail"),
     "EVENT_RETRY": RecordInfo(
@@ -225,6 +226,7 @@ CODES: dict[str, str] = {
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
     "gap_unrepaired": "Events are missing and could not be repaired.",
+    "identity_conflict": "A received event was not stored: the log has another event under its identity.",
     "inbox_full": "The inbox is full; events that their publisher's log has are requested again.",
     "invalid_beacon": "A beacon is malformed.",
     "invalid_cancel": "A cancellation of a request is malformed.",
@@ -368,6 +370,7 @@ COUNTERS: dict[str, str] = {
     "gaps_repaired": "Gaps repaired from a log.",
     "gaps_unrepaired": "Gaps that could not be repaired.",
     "handler_errors": "Exceptions raised by handlers of `bus.on` and `bus.serve`.",
+    "identity_conflicts": "Received events that were not stored: the log has another event under their identity.",
     "invalid_beacon": "Malformed beacons.",
     "invalid_cancel": "Malformed cancellations of requests.",
     "invalid_envelope": "Malformed envelopes.",

@@ -6,11 +6,12 @@ A log stores events durably and in order. It does not depend on transports.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from zbus.errors import LogError, ZbusError
+from zbus.errors import IdentityConflict, LogError, ZbusError
 from zbus.event import Event, Provenance
 from zbus.headers import NO_HEADERS, Headers, raw_headers
 from zbus.keys import KeySet
@@ -24,8 +25,21 @@ class Promise(NamedTuple):
     durability: str  # an acknowledged event survives: "power loss", "a crash of the process", "nothing"
     writers: str  # "one" process at a time, or "many"
     dense: bool  # offsets are consecutive, without gaps
-    identities: str  # how long an identity is remembered: "as long as its event", or a time such as "2 minutes"
+    identities: str  # how long an identity is remembered: "as long as its event, then 7 days", or "2 minutes"
     atomic_events: int | None  # how many events of one append are stored atomically; None: all of them
+
+
+def identities_promise(dedup_s: float) -> str:
+    """Return `Promise.identities` of a log that remembers the identity of a removed event for `dedup_s` seconds.
+
+    >>> identities_promise(604_800), identities_promise(90)
+    ('as long as its event, then 7 days', 'as long as its event, then 90 seconds')
+    """
+    if not dedup_s:
+        return "as long as its event"
+    units = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+    unit = next((unit for unit, length in units.items() if dedup_s % length == 0 and dedup_s > length), "seconds")
+    return f"as long as its event, then {dedup_s / units[unit]:g} {unit}"
 
 
 class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -67,11 +81,33 @@ def row_of(event: Event) -> Row:
     )
 
 
+NO_CONFLICTS: Mapping[int, str] = MappingProxyType({})
+
+
 class Stored(NamedTuple):
     """Outcome of an append that is durable."""
 
     offsets: Sequence[int]  # one for each row, in order
-    repeated: Collection[int] = ()  # the indexes of rows that were already stored
+    # The indexes of rows whose identity was already stored: nothing is stored for them, and their offset is that of the
+    # stored event. If retention has removed that event, the low-water mark stands for its offset, which is not higher.
+    repeated: Collection[int] = ()
+    # Those of `repeated` for which the stored event is another one, with another key or payload, and its key. The
+    # caller must report them. They cannot be recognized once retention has removed the stored event.
+    conflicts: Mapping[int, str] = NO_CONFLICTS
+
+
+def identity_conflict(rows: Sequence[Row], stored: Stored) -> IdentityConflict | None:
+    """Return the error for those rows of this node that conflict with stored events, or None if there are none.
+
+    Received rows are not the fault of the caller: they are left to `Stored.conflicts`.
+    """
+    own = [index for index in stored.conflicts if rows[index].provenance is None]
+    if not own:
+        return None
+    row = rows[own[0]]
+    error = IdentityConflict(row.publisher_id, row.sequence, stored.conflicts[own[0]], stored.offsets[own[0]])
+    error.events = tuple([rows[index].event() for index in own])
+    return error
 
 
 class Refused(NamedTuple):

@@ -20,14 +20,25 @@ from zbus.event import Offset, offset_of
 from zbus.observe.burst_records import BurstRecords
 from zbus.observe.histogram import Histogram
 from zbus.observe.records import wanted
-from zbus.ports.log import AppendResult, Committed, Log, Outcome, Refused, Row, Stored, Unknown
+from zbus.ports.log import (
+    AppendResult,
+    Committed,
+    Log,
+    Outcome,
+    Refused,
+    Row,
+    Stored,
+    Unknown,
+    identity_conflict,
+)
 from zbus.util.mailbox import Mailbox
 from zbus.util.runtime import Runtime
 
 from .backpressure import Backpressure
 
-# A burst of this size is appended immediately, so that the log can begin before the rest arrives.
-FLUSH_ROWS = 128
+# A burst of this size is appended immediately, so that the log can begin before the rest arrives, and so that
+# publishers wait as soon as too many bytes await commit.
+FLUSH_ROWS, FLUSH_BYTES = 128, 1024 * 1024
 
 # A future for the offset of one row; or a future for the result of several rows, and their number.
 Waiter = asyncio.Future[Any] | tuple[asyncio.Future[Any], int]
@@ -83,7 +94,8 @@ class CommitQueue:
         rows.append(row)
         self._waiters.append(future)
         self._bytes += len(row.payload)
-        if not self._in_flight or len(rows) >= FLUSH_ROWS:  # the log is idle, or the burst is full
+        # The log is idle, or the burst is full.
+        if not self._in_flight or len(rows) >= FLUSH_ROWS or self._bytes >= FLUSH_BYTES:
             self._flush()
         return future
 
@@ -96,6 +108,8 @@ class CommitQueue:
         self._waiters.append((future, len(rows)))
         self._single = False
         self._bytes += sum([len(row.payload) for row in rows])
+        if self._bytes >= FLUSH_BYTES:
+            self._flush()
         return future
 
     async def drained(self) -> None:
@@ -204,16 +218,26 @@ class CommitQueue:
 
 def _resolve_parts(burst: Burst, stored: Stored) -> None:
     """Resolve the futures of a burst in which a future waits for several rows, or in which rows were repeated."""
-    offsets, repeated = stored
+    offsets, repeated, conflicts = stored
     at = 0
     for waiter in burst.waiters:
         future, number = waiter if type(waiter) is tuple else (waiter, 0)
         assert isinstance(future, asyncio.Future)
+        rows = burst.rows[at : at + (number or 1)]
+        part = _part_of(stored, at, len(rows)) if repeated else Stored(offsets[at : at + len(rows)])
         if not future.done():
-            if number:
-                part = {index - at for index in repeated if at <= index < at + number} if repeated else ()
-                future.set_result(Stored(offsets[at : at + number], part))
+            if conflicts and (conflict := identity_conflict(rows, part)) is not None:
+                future.set_exception(conflict)
+            elif number:
+                future.set_result(part)
             else:
-                row = burst.rows[at]
-                future.set_result(offset_of(offsets[at], row.publisher_id, row.sequence, at not in repeated))
-        at += number or 1
+                (row,) = rows
+                future.set_result(offset_of(part.offsets[0], row.publisher_id, row.sequence, not part.repeated))
+        at += len(rows)
+
+
+def _part_of(stored: Stored, at: int, number: int) -> Stored:
+    """Return the outcome of a part of the rows."""
+    repeated = {index - at for index in stored.repeated if at <= index < at + number}
+    conflicts = {index - at: key for index, key in stored.conflicts.items() if at <= index < at + number}
+    return Stored(stored.offsets[at : at + number], repeated, conflicts)

@@ -11,9 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from zbus.errors import BusClosed, EventInvalid, EventTooLarge, LogReadOnly, ZbusError
+from zbus.errors import (
+    BusClosed,
+    EventInvalid,
+    EventTooLarge,
+    IdentityConflict,
+    LogReadOnly,
+    WrongLoop,
+    ZbusError,
+)
 from zbus.event import NUMBER_MAX, Event, Offset, offset_of
 from zbus.headers import check_encoded, encode_headers, takes_span
 from zbus.payload import encode_payload
@@ -42,6 +51,11 @@ class Entry:
         # Rises when a result of `open_key` may change: publishers compare it instead of calling that for each event.
         self.generation = 0
         self._is_open = False
+        self.closed_because = ""  # why the bus is not open, if that is unusual
+        # The event loop of the bus, and its thread, once the bus is open.
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.loop_is_running: Callable[[], bool] = bool
+        self.thread = 0
         self.read_only: str | None = None  # the path of a log that this node only reads; set before the bus opens
         self._access: Access | None = None
         self.validators: Validators | None = None  # None if no schema is registered
@@ -58,6 +72,9 @@ class Entry:
     @is_open.setter
     def is_open(self, is_open: bool) -> None:
         self._is_open = is_open
+        if is_open:
+            self.loop, self.thread = asyncio.get_running_loop(), get_ident()
+            self.loop_is_running = self.loop.is_running
         self.recheck()
 
     @property
@@ -75,11 +92,21 @@ class Entry:
         self.generation += 1
 
     def check_open(self) -> None:
-        """Raise `BusClosed` if the bus is not open, or `LogReadOnly` if it only reads its log."""
-        if not self.is_open:
-            raise BusClosed("publish")
+        """Raise an error if nothing can be published by this call.
+
+        That is `BusClosed` if the bus is not open, `WrongLoop` on another event loop than that of the bus, and
+        `LogReadOnly` if the bus only reads its log.
+        """
+        self.check_usable("publish")
         if self.read_only is not None:
             raise LogReadOnly(self.read_only)
+
+    def check_usable(self, doing: str) -> None:
+        """Raise `BusClosed` if the bus is not open, or `WrongLoop` on another event loop than that of the bus."""
+        if not self._is_open:
+            raise BusClosed(doing, self.closed_because)
+        if _running_loop() is not self.loop:
+            raise WrongLoop(doing)
 
     def open_key(self, key: str) -> str:
         """Return the key if events may be published to it now. Raises the errors of `check_open` and `check_key`."""
@@ -187,11 +214,14 @@ class Entry:
                 part = rows[first : first + size]
                 await self.admit((row.key, row.payload) for row in part)
                 self.announce_keys(part)
-                offsets, repeated = await self.store(part)
+                offsets, repeated, _ = await self.store(part)
                 found += [
                     offset_of(offset, row.publisher_id, row.sequence, at not in repeated)
                     for at, (offset, row) in enumerate(zip(offsets, part, strict=True))
                 ]
+        except IdentityConflict as error:
+            error.add_note(f"{len(found) + len(part) - len(error.events)} events of this call are stored")
+            raise
         except ZbusError as error:
             error.add_note(f"{len(found)} events of this call were stored; it is safe to put all of them again")
             raise
@@ -223,6 +253,13 @@ def check_rows(
             validators.validate(row.key, row.payload)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def check_identity(given: Event | Row) -> None:
     """Raise `EventInvalid` if a number of an event's identity is out of the range of logs and frames.
 
@@ -231,5 +268,5 @@ def check_identity(given: Event | Row) -> None:
     """
     for name in ("publisher_id", "sequence", "published_at"):
         number = getattr(given, name)
-        if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= NUMBER_MAX:
             raise EventInvalid(f"{name} {number!r} rejected: it must be an integer from 0 to 2^63 - 1; not stored")

@@ -1,13 +1,21 @@
 """Process identity: whether a stored process id still belongs to the process that stored it.
 
 A process id is unique within one boot of a machine and one PID namespace.
+
+A forked process shares the file descriptors of its parent, and so its locks, but has none of its threads. Each object
+that is registered with `on_fork` gives up in the child what it shares, without changing anything for the parent.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
+
+_logger = logging.getLogger(__name__)
 
 
 def started_at(pid: int) -> int:
@@ -64,3 +72,34 @@ def _is_zombie(pid: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name of the program, which may contain anything."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+class Inherited(Protocol):
+    """An object that gives up what it shares with the parent process."""
+
+    def forked(self, parent: int) -> None:
+        """Give up what is shared with the process `parent`. Runs in the child, where other threads may hold locks."""
+
+
+_registered: WeakSet[Inherited] = WeakSet()
+_pid = os.getpid()
+
+
+def on_fork(owner: Inherited) -> None:
+    """Call `owner.forked` in each child process that is forked while the object exists."""
+    _registered.add(owner)
+
+
+def _forked() -> None:
+    global _pid
+    parent, _pid = _pid, os.getpid()
+    for owner in list(_registered):
+        try:
+            owner.forked(parent)
+        except Exception:  # the others must still be called
+            _logger.exception("%r could not be given up in a forked process", type(owner))
+    _registered.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forked)

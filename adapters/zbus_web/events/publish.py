@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 import zbus
 from zbus.deliver.log_reader import STALE_S
+from zbus.errors import IdentityConflict
 from zbus.event import Event
 from zbus.headers import BAGGAGE, CONTENT_TYPE, JSON, TEXT, TRACEPARENT, TRACESTATE
 from zbus.introspection import of
@@ -97,9 +98,11 @@ async def put_once(bus: zbus.Bus, publication: Publication) -> tuple[dict[str, A
     """
     log = of(bus).reader.required("an Idempotency-Key")
     identity = _identity(publication)
-    (offset,) = await bus.put(
-        Event(identity, 0, time_ns(), publication.key, publication.payload, publication.headers or {})
-    )
+    event = Event(identity, 0, time_ns(), publication.key, publication.payload, publication.headers or {})
+    try:
+        (offset,) = await bus.put(event)
+    except IdentityConflict as error:
+        raise _mismatch(publication, error.offset) from error
     if not offset.first:
         _check_same(publication, await _read(bus, log, offset))
     return {"offset": int(offset), "publisher_id": str(identity), "sequence": 0}, offset.first
@@ -107,6 +110,9 @@ async def put_once(bus: zbus.Bus, publication: Publication) -> tuple[dict[str, A
 
 async def _read(bus: zbus.Bus, log: Log, offset: int) -> Event:
     span = Span(log.before(offset), offset)
+    if offset <= log.low_water():
+        message = "the event was stored, and retention has removed it"
+        raise HttpError(409, "idempotency_expired", message, "Nothing was stored. Use a new Idempotency-Key")
     page: Page = await of(bus).reader.run(log.read, KeySet.all(), span, 1)
     while page.covered < offset:  # the read is stale: the log has stored the event
         await asyncio.sleep(STALE_S)
@@ -123,9 +129,13 @@ async def _read(bus: zbus.Bus, log: Log, offset: int) -> Event:
 def _check_same(publication: Publication, stored: Event) -> None:
     wanted = (publication.key, publication.payload, _without_context(publication.headers or {}))
     if (stored.key, stored.payload, _without_context(stored.headers)) != wanted:
-        message = f"this Idempotency-Key was used for another event on {publication.key!r}, at offset {stored.offset}"
-        state = "Nothing was stored; the first event is safe. Use a new Idempotency-Key for a new event"
-        raise HttpError(422, "idempotency_mismatch", message, state)
+        raise _mismatch(publication, stored.offset)
+
+
+def _mismatch(publication: Publication, offset: int) -> HttpError:
+    message = f"this Idempotency-Key was used for another event on {publication.key!r}, at offset {offset}"
+    state = "Nothing was stored; the first event is safe. Use a new Idempotency-Key for a new event"
+    return HttpError(422, "idempotency_mismatch", message, state)
 
 
 def _without_context(headers: Mapping[str, str]) -> dict[str, str]:

@@ -47,6 +47,12 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
         "log_full",
         "Not stored; events stored before are safe. Free space, then send it again",
     ),
+    (
+        zbus_errors.IdentityConflict,
+        409,
+        "identity_conflict",
+        "Not stored; the event that has this identity is unchanged. Use another identity",
+    ),
     (zbus_errors.LogTrimmed, 410, "log_trimmed", "The remaining events can be read. Start after `low_water`"),
     (zbus_errors.EventCorrupt, 500, "event_corrupt", "The events around it can be read. Continue after its offset"),
     (LogWriterFailed, 503, "log_writer_failed", "Events acknowledged before are safe. Restart the server"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from zbus.errors import ConfigInvalid, LogError, LogLocked, ZbusError
 from zbus.keys import check_key
-from zbus.ports.log import IsWanted, Outcome, Row, Stored, WriteDone
+from zbus.ports.log import IsWanted, Outcome, Row, Stored, WriteDone, identity_conflict
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_validators
 from zbus.util.backoff import Backoff
@@ -144,7 +144,7 @@ class _DirectRoute:
 
     def _write(self, rows: Sequence[Row], done: WriteDone, is_wanted: IsWanted | None = None) -> None:
         check_rows(rows, check_key, self._payload_bytes_max, self._validators)
-        self._log.append(rows, lambda result: done(_offsets_or_error(result.outcome)), None)
+        self._log.append(rows, lambda result: done(_offsets_or_error(rows, result.outcome)), None)
 
     def send(self, data: bytes) -> Future[Sequence[int] | ZbusError]:
         rows, sent = decode_rows(data), Future[Sequence[int] | ZbusError]()
@@ -240,8 +240,10 @@ class _ProxiedRoute:
             time.sleep(pauses.next())
 
 
-def _offsets_or_error(outcome: Outcome) -> Sequence[int] | ZbusError:
-    return outcome.offsets if isinstance(outcome, Stored) else outcome.error
+def _offsets_or_error(rows: Sequence[Row], outcome: Outcome) -> Sequence[int] | ZbusError:
+    if not isinstance(outcome, Stored):
+        return outcome.error
+    return outcome.offsets if (conflict := identity_conflict(rows, outcome)) is None else conflict
 
 
 def _on_event_loop() -> bool:

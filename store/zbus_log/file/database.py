@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import shutil
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from weakref import WeakSet
 
 import pysqlite3
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -18,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterFailed
+from zbus.util.process import on_fork
 
 # Older versions lose commits when two connections write and checkpoint (the WAL-reset bug).
 SQLITE_VERSION_MIN = (3, 51, 3)
@@ -39,6 +42,82 @@ def check_version() -> None:
         )
 
 
+class _SqliteConnection(pysqlite3.Connection):  # type: ignore[misc]  # pysqlite3 has no types
+    """A connection that only the process that opened it closes: closing one removes locks and the write-ahead log."""
+
+    path: str
+    is_inherited = False
+
+    def close(self) -> None:
+        """Close the connection, unless it was inherited from a parent process."""
+        if not self.is_inherited:
+            super().close()
+            _files.closed(self)
+
+
+class _OpenFiles:
+    """The connections of this process, and the files that a parent process had open when it forked this one.
+
+    SQLite keeps its locks by process and file, and a forked process inherits the list of them, but not the locks. So
+    the inherited connections are neither used nor closed, and their files are not opened again.
+    """
+
+    def __init__(self) -> None:
+        self._connections: WeakSet[_SqliteConnection] = WeakSet()
+        self._engines: WeakSet[Engine] = WeakSet()
+        self._inherited: dict[tuple[int, int], int] = {}  # the parent process, by device and inode
+        on_fork(self)
+
+    def add_engine(self, engine: Engine) -> None:
+        """Drop the connections of an engine in forked processes."""
+        self._engines.add(engine)
+
+    def connect(self, path: str, uri: str) -> _SqliteConnection:
+        """Open a connection. Raises `LogError` if a parent process had the file open when it forked this one."""
+        if self._inherited and (parent := self._inherited.get(_file_id(path))) is not None:
+            raise LogError(
+                f"{path} was open in process {parent} when it forked this process, which therefore cannot use it; "
+                "this call changed nothing. Start processes with 'spawn', or open the log after forking"
+            )
+        connection: _SqliteConnection = pysqlite3.connect(
+            uri,
+            uri=True,
+            isolation_level=None,
+            timeout=LOCK_WAIT_S,
+            check_same_thread=False,
+            factory=_SqliteConnection,
+        )
+        connection.path = path
+        self._connections.add(connection)
+        return connection
+
+    def closed(self, connection: _SqliteConnection) -> None:
+        """Forget a connection that was closed."""
+        self._connections.discard(connection)
+
+    def forked(self, parent: int) -> None:
+        """Drop all connections without closing them."""
+        for connection in list(self._connections):
+            connection.is_inherited = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # or the interpreter would close it at its end
+            self._inherited[_file_id(connection.path)] = parent
+        self._connections.clear()
+        for engine in list(self._engines):
+            engine.dispose(close=False)
+        on_fork(self)
+
+
+def _file_id(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+_files = _OpenFiles()
+
+
 def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL") -> Engine:
     """Return an engine in autocommit mode: this package begins and ends each transaction explicitly.
 
@@ -48,7 +127,7 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
     uri = f"file:{quote(path)}?mode={'ro' if read_only else 'rwc'}"
 
     def connect() -> Any:
-        return pysqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_WAIT_S, check_same_thread=False)
+        return _files.connect(path, uri)
 
     engine = create_engine(
         "sqlite://",
@@ -67,6 +146,7 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
         if read_only:
             connection.text_factory = bytes
 
+    _files.add_engine(engine)
     return engine
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogLocked
-from zbus.util.process import boot_id, is_running
+from zbus.util.process import boot_id, is_running, on_fork
 
 RESERVE = 1 << 20
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -79,6 +79,7 @@ class HeadRecord:
         except BaseException:
             os.close(self._fd)
             raise
+        on_fork(self)
 
     def update(self, head: Head) -> None:
         """Store `head` in the older of the two slots, so that a torn write leaves the newer one intact."""
@@ -120,6 +121,15 @@ class HeadRecord:
             self.sync()
             self._write(_OWNER.pack(0), 16)
         finally:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def forked(self, parent: int) -> None:
+        """Close the file in a forked process, without unlocking it: the lock belongs to the parent, and ends with it.
+
+        The lock belongs to the open file, which parent and child share, until the last of them has closed it.
+        """
+        if self._fd >= 0:
             os.close(self._fd)
 
     def _lock(self, log_path: str, brief: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -36,6 +36,15 @@ FROM jsonb_each(?1)
 INSERT_PLAIN = _INSERT.format(headers="NULL")
 INSERT_WITH_HEADERS = _INSERT.format(headers="nullif(substr(?2, value ->> 7, value ->> 8), x'')")
 
+# Compares given rows with stored ones by key and payload. Returns the place and the stored key of those that differ.
+COMPARE = """
+SELECT json_group_array(json_array(given.key, keys.key))
+FROM jsonb_each(?1) AS given
+CROSS JOIN events ON events.offset = given.value ->> 0
+CROSS JOIN keys ON keys.id = events.key
+WHERE keys.key != given.value ->> 1 OR events.payload != substr(?2, given.value ->> 2, given.value ->> 3)
+"""
+
 # `{chosen}` is a query for complete rows of `events` in order of their offsets. The page is empty if their
 # size exceeds :bytes, so that memory is bounded whatever the log contains.
 SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
@@ -54,10 +63,30 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 EncodedRows = tuple[str, tuple[str, bytes, int], bytes]
 
 
+def size_of(rows: Sequence[Row]) -> int:
+    """Return the size of all payloads and headers in bytes."""
+    return sum([len(row.payload) + len(row.headers) if row.headers else len(row.payload) for row in rows])
+
+
+def split_rows(rows: Sequence[Row], bytes_max: int) -> Sequence[Sequence[Row]]:
+    """Return the rows in parts of at most `bytes_max` bytes each, or of one row that is larger."""
+    if size_of(rows) <= bytes_max:
+        return (rows,)
+    parts: list[list[Row]] = []
+    size = bytes_max
+    for row in rows:
+        more = size_of((row,))
+        if size + more > bytes_max:
+            parts.append([])
+            size = 0
+        parts[-1].append(row)
+        size += more
+    return parts
+
+
 def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> EncodedRows:
     """Return the statement that stores `rows` at the offsets from `first` on, its parameters, and their leaves."""
-    payloads = [row.payload for row in rows]
-    bodies = b"".join([b"\x00", *payloads])  # never empty, because substr of an empty blob is NULL
+    bodies = [b"\x00", *[row.payload for row in rows]]  # never empty, because substr of an empty blob is NULL
     at = 2  # after the first byte; substr counts from one
     numbers: list[tuple[int, ...]] = []
     stored: dict[int, bytes] = {}  # headers with the provenance, by index
@@ -75,14 +104,32 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
         at += size
     leaves = pack_leaves([each[4] for each in numbers])
     if not stored:
-        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first), leaves
-    parts = [bodies]
+        return INSERT_PLAIN, (_encode(numbers).decode(), b"".join(bodies), first), leaves
     for place in range(len(rows)):
         headers = stored.get(place, b"")
         numbers[place] += (at, len(headers))
-        parts.append(headers)
+        bodies.append(headers)
         at += len(headers)
-    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first), leaves
+    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(bodies), first), leaves
+
+
+def is_encodable(rows: Sequence[Row]) -> bool:
+    """Return whether rows can be stored: whether their numbers are in range and their other fields have the types."""
+    try:
+        encode_rows(rows, 1, {row.key: len(row.key.encode()) for row in rows})
+        return all(isinstance(row.publisher_id, int) and isinstance(row.sequence, int) for row in rows)
+    except Exception:
+        return False
+
+
+def encode_comparison(rows: Sequence[Row], offsets: Iterable[int]) -> tuple[str, bytes]:
+    """Return the parameters of `COMPARE` for rows and the offsets of the stored events."""
+    at = 2  # as in `encode_rows`
+    given: list[tuple[int, str, int, int]] = []
+    for row, offset in zip(rows, offsets, strict=True):
+        given.append((offset, row.key, at, len(row.payload)))
+        at += len(row.payload)
+    return _encode(given).decode(), b"".join([b"\x00", *[row.payload for row in rows]])
 
 
 class RowPage:

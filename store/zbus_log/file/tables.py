@@ -134,6 +134,16 @@ removed = Table(  # unsealed events that retention removed: the digest of their 
     Column("leaves", BLOB, nullable=False),  # one checksum for each offset
     sqlite_strict=True,
 )
+removed_identities = Table(  # see `write/removed_identities.py`
+    "removed_identities",
+    MetaData(),
+    Column("publisher", INTEGER, primary_key=True),
+    Column("first_sequence", INTEGER, primary_key=True),
+    Column("last_sequence", INTEGER, nullable=False),
+    Column("forget_at", INTEGER, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
+)
 
 _TRIGGERS = (
     "CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events "
@@ -159,9 +169,13 @@ def _add_schemas(connection: Connection) -> None:
 
 
 def _add_lineage(connection: Connection) -> None:
-    """Add the incarnations and the digests, for version 3. Earlier openings together are incarnation 0."""
+    """Add the incarnations, the digests and the removed identities, for version 3.
+
+    Earlier openings together are incarnation 0.
+    """
     connection.execute(CreateTable(incarnations))
     connection.execute(CreateTable(removed))
+    connection.execute(CreateTable(removed_identities))
     connection.exec_driver_sql("ALTER TABLE blocks ADD COLUMN digest BLOB")
     connection.exec_driver_sql("INSERT INTO incarnations VALUES (0, 0, 1, 0, '')")
 

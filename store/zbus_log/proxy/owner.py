@@ -76,6 +76,13 @@ class ProxiedWriteServer:
         self._wake()
         self._thread.join(timeout_s)
 
+    def forked(self) -> None:
+        """Close the FIFO in a forked process, or clients would believe that an owner reads it."""
+        self._closed = True
+        if self._fifo is not None:
+            os.close(self._fifo)
+            self._fifo = None
+
     def _wake(self) -> None:
         """Wake the thread. Does not block; may be called from any thread, including the event loop's."""
         with self._fifo_use:

@@ -273,6 +273,15 @@ class SqliteCursors:
             self._held.popitem()[1].lock.close()
         self._engine.dispose()
 
+    def forked(self) -> None:
+        """Give up all leases in a forked process, without releasing those of its parent."""
+        self._wake, self._flushing = threading.Condition(), threading.RLock()  # other threads may hold the old ones
+        self._ended, self._thread, self._connection = True, None, None
+        while self._held:
+            self._held.popitem()[1].lock.abandon()
+        self._pending.clear()
+        self._waiting.clear()
+
     def _change(self, name: str, offset: int | None) -> None:
         unknown = CursorError(name, "there is no such cursor")
         if not any(row.name == name for row in self._rows()):  # before a lock creates a file

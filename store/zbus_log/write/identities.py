@@ -2,20 +2,34 @@
 
 An index over all identities would dirty a page per publisher at each commit. But sequences increase, so the
 highest sequence of each publisher, kept in memory, shows that an event is new. Only events with a lower
-sequence are looked up in the log, and only in blocks whose runs span that sequence.
+sequence are looked up in the log, and only in blocks whose runs span that sequence. Events that are found are
+compared with the stored ones: the same identity with another key or payload is a conflict.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from zbus.ports.log import Row
-from zbus_log.file.tables import BLOCK
+from zbus.ports.log import NO_CONFLICTS, Row
+from zbus_log.file.rows import COMPARE, encode_comparison, split_rows
+from zbus_log.file.tables import BLOCK, get_low_water
+
+from . import removed_identities
 
 PUBLISHERS_KEPT_MAX = 100_000
+COMPARED_BYTES_MAX = 16 * 1024 * 1024  # by one statement, unless a single row has more
+
+
+class Sorted(NamedTuple):
+    """The rows of a batch that are not stored yet, and the offset of every row; see `zbus.ports.log.Stored`."""
+
+    fresh: Sequence[Row]
+    offsets: Sequence[int]
+    conflicts: Mapping[int, str] = NO_CONFLICTS
 
 
 class StoredIdentities:
@@ -27,7 +41,7 @@ class StoredIdentities:
         self._last_sequences: dict[int, int] = {}
         self.forget()
 
-    def fresh(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
+    def sort(self, batch: Sequence[Row], following: int) -> Sorted:
         """Return the rows that are not stored yet, and the offset of every row, including the new ones.
 
         Usually one comparison per row shows that all are new. Only otherwise is the log read.
@@ -42,29 +56,66 @@ class StoredIdentities:
                 break
             last_sequences[publisher_id] = sequence
         else:
-            return batch, range(following, following + len(batch))
+            return Sorted(batch, range(following, following + len(batch)))
         self.forget()  # the loop above included rows that are not stored yet
         self._learn(publishers)
-        fresh, offsets = self._one_by_one(batch, following)
-        return (batch, offsets) if len(fresh) == len(batch) else (fresh, offsets)
+        found = self._one_by_one(batch, following)
+        return found._replace(fresh=batch) if len(found.fresh) == len(batch) else found
 
-    def _one_by_one(self, batch: Sequence[Row], following: int) -> tuple[Sequence[Row], Sequence[int]]:
+    def _one_by_one(self, batch: Sequence[Row], following: int) -> Sorted:
         fresh: list[Row] = []
         offsets: list[int] = []
+        again: dict[int, int] = {}  # the offsets of rows that are stored already, by index
+        conflicts: dict[int, str] = {}
         wanted: dict[int, set[int]] = {}
         for row in batch:
             if row.sequence <= self._last_sequences[row.publisher_id]:
                 wanted.setdefault(row.publisher_id, set()).add(row.sequence)
         known = self._stored_at(wanted)
-        for row in batch:
+        removed = self._removed(wanted, known)
+        for index, row in enumerate(batch):
             identity = row.publisher_id, row.sequence
             stored = known.get(identity)
             if stored is None:
                 stored = known[identity] = following + len(fresh)
                 fresh.append(row)
                 self._last_sequences[row.publisher_id] = max(row.sequence, self._last_sequences[row.publisher_id])
+            elif stored < following:
+                if identity not in removed:
+                    again[index] = stored
+            else:
+                first = fresh[stored - following]
+                if (first.key, first.payload) != (row.key, row.payload):
+                    conflicts[index] = first.key
             offsets.append(stored)
-        return fresh, offsets
+        if again:
+            conflicts |= self._conflicts(batch, again)
+        return Sorted(fresh, offsets, conflicts)
+
+    def _removed(self, wanted: Mapping[int, set[int]], known: dict[tuple[int, int], int]) -> set[tuple[int, int]]:
+        """Return those of the wanted identities that retention removed, and add them to the known ones."""
+        missing: dict[int, set[int]] = {}
+        for publisher, sequences in wanted.items():
+            for sequence in sequences:
+                if (publisher, sequence) not in known:
+                    missing.setdefault(publisher, set()).add(sequence)
+        removed = removed_identities.find(self._connection, missing)
+        if removed:
+            known.update(dict.fromkeys(removed, get_low_water(self._connection)))
+        return removed
+
+    def _conflicts(self, batch: Sequence[Row], again: Mapping[int, int]) -> dict[int, str]:
+        """Compare rows with the stored events. Returns the keys of those that are other events, by index."""
+        found: dict[int, str] = {}
+        indexes = list(again)
+        at = 0
+        for part in split_rows([batch[index] for index in indexes], COMPARED_BYTES_MAX):
+            places = indexes[at : at + len(part)]
+            at += len(part)
+            parameters = encode_comparison(part, [again[index] for index in places])
+            differing = self._connection.exec_driver_sql(COMPARE, parameters).scalar_one()
+            found.update({places[place]: key for place, key in json.loads(differing)})
+        return found
 
     def _learn(self, publishers: set[int]) -> None:
         """Look up the highest sequences of publishers that are not in memory. Those of unsealed events always are."""
@@ -75,7 +126,9 @@ class StoredIdentities:
             self.forget()
             unknown = publishers.difference(self._last_sequences)
         found = self._connection.exec_driver_sql(
-            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN (SELECT value FROM json_each(?1))",
+            "WITH wanted AS (SELECT value FROM json_each(?1)) SELECT publisher, max(last_sequence) FROM ("
+            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN wanted UNION ALL "
+            "SELECT publisher, last_sequence FROM removed_identities WHERE publisher IN wanted) GROUP BY publisher",
             (json.dumps(list(unknown)),),
         )
         stored: dict[int, int] = dict(found.all())

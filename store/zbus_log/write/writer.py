@@ -2,7 +2,8 @@
 
 Batches form without a timer: while one is synced to disk, the next one gathers. Each batch is one
 statement, and so one transaction and one sync. A batch with a new key uses an explicit transaction,
-so that the key and its first event are stored together.
+so that the key and its first event are stored together. So does an append that is too large for one
+statement: a statement copies its payloads, and SQLite limits the size of a parameter.
 
 The event loop and the writer share the interpreter lock, which the writer needs before and after
 each statement but not during it. So if much is queued, the writer takes half of it, starts the
@@ -14,10 +15,9 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -35,15 +35,16 @@ from zbus_log.file.chain import Chain
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
-from zbus_log.file.rows import encode_rows
+from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
 from .commit_notifier import CommitNotifier, Notice
-from .identities import StoredIdentities
+from .identities import Sorted, StoredIdentities
 
 COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
-COMMIT_BYTES_MAX = 32 * 1024 * 1024
+COMMIT_BYTES_MAX = 16 * 1024 * 1024  # of payloads and headers, unless a single append has more
+STATEMENT_BYTES_MAX = 16 * 1024 * 1024  # unless a single row has more; at least what a commit may have
 KEYS_KEPT_MAX = 200_000
 SEAL_LAG_BLOCKS_MAX = 8
 IDLE_S = 15.0
@@ -118,8 +119,10 @@ class Writer:
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
-        self._ended = False
+        self._ended, self._closed_because = False, "is closed"
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
+        self._gathered_bytes = 0  # of the appends that are being committed
+        self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
         self._thread.start()
 
@@ -145,7 +148,12 @@ class Writer:
         return self._connection
 
     def _refused(self) -> Refused:
-        return _refused(LogError(f"{self.path} is closed"))
+        return _refused(LogError(f"{self.path} {self._closed_because}"))
+
+    def forked(self, parent: int) -> None:
+        """Refuse every append in a forked process, which does not have the writer's thread."""
+        self._ended = True
+        self._closed_because = f"belongs to process {parent}, from which this process was forked"
 
     def check_running(self) -> None:
         """Raise the error that stopped the writer, if one did."""
@@ -203,16 +211,25 @@ class Writer:
             self._due = time.monotonic() + IDLE_S
             self._attempt(self._periodic)
         inbox, appends = self._inbox, list[Append]()
-        if self._deferred and inbox.empty():
+        postponed, self._postponed = self._postponed, None
+        if self._deferred and postponed is None and inbox.empty():
             self._notify_deferred()
         rows = size = 0
         half = inbox.qsize() // 2
         try:
-            item = inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
+            item: Append | Task | _End = (
+                inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
+                if postponed is None
+                else postponed
+            )
             while isinstance(item, tuple):
+                more = _size_of(item)
+                if appends and size + more > COMMIT_BYTES_MAX:
+                    self._postponed = item
+                    return appends, None
                 appends.append(item)
                 rows += len(item[0])
-                size += sum([len(row.payload) for row in item[0]])
+                self._gathered_bytes = size = size + more
                 enough = rows >= COMMIT_ROWS_MIN and len(appends) >= half
                 if enough or rows >= COMMIT_ROWS_MAX or size >= COMMIT_BYTES_MAX:
                     return appends, None
@@ -228,14 +245,15 @@ class Writer:
         notices: list[Notice] = []
         try:
             self.check_running()
-            fresh, offsets = self._store(batch)
+            fresh, offsets, conflicts = self._store(batch)
         except _OutcomeUnknown as unknown:
             failed = _unknown(unknown.error)
         except LogError as error:
             failed = _refused(error)
-        except struct.error as error:  # raised before anything was written
-            failed = _refused(LogError(f"{self.path}: an event cannot be encoded ({error})"))
-        except Exception as error:  # a defect in this code: stop writing, but let no caller wait forever
+        except Exception as error:
+            if self._refuse_malformed(appends, error):
+                return
+            # A defect in this code: stop writing, but let no caller wait forever.
             record("LOG_WRITER_FAILED", logging.CRITICAL, error, path=self.path)
             self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
             failed = _unknown(renewed(self._stopped))
@@ -243,11 +261,12 @@ class Writer:
             at = 0
             for rows, done, about in appends:
                 part = offsets[at : at + len(rows)]
-                at += len(rows)
                 if fresh is batch:
                     notices.append((done, about, Stored(part), Committed(rows, part)))
                 else:
-                    notices.append((done, about, *self._new_of(rows, part)))
+                    theirs = {index - at: key for index, key in conflicts.items() if at <= index < at + len(rows)}
+                    notices.append((done, about, *self._new_of(rows, part, theirs)))
+                at += len(rows)
             if self._unrecorded is not None:  # stored, but the loss of these events could not be detected
                 why = self._unrecorded
                 notices = [(done, about, _unknown(renewed(why)), new) for done, about, _, new in notices]
@@ -255,12 +274,31 @@ class Writer:
             notices = [(done, about, failed, None) for _, done, about in appends]
         if self._deferred:
             self._notify_deferred()
-        if self._inbox.empty():
+        if self._inbox.empty() and self._postponed is None:
             self._notifier.now(notices)
         else:  # notify while the next batch is being written
             self._deferred = notices
 
-    def _new_of(self, rows: Sequence[Row], offsets: Sequence[int]) -> tuple[Stored, Committed | None]:
+    def _refuse_malformed(self, appends: list[Append], error: Exception) -> bool:
+        """Refuse the appends with a row that cannot be encoded, and commit the others. Returns False if none has one.
+
+        Such a row raises before anything of its commit is stored.
+        """
+        malformed = [append for append in appends if not is_encodable(append[0])]
+        if not malformed:
+            return False
+        roll_back(self._connection)
+        self._identities.forget()
+        reason = f"{self.path}: an event cannot be encoded ({error or type(error).__name__})"
+        self._notifier.now([(done, about, _refused(LogError(reason)), None) for _, done, about in malformed])
+        others = [append for append in appends if append not in malformed]
+        if others:
+            self._commit(others)
+        return True
+
+    def _new_of(
+        self, rows: Sequence[Row], offsets: Sequence[int], conflicts: Mapping[int, str]
+    ) -> tuple[Stored, Committed | None]:
         """Return the outcome of an append with repeated rows, and its new rows for the tail."""
         fresh: dict[int, Row] = {}
         repeated: set[int] = set()
@@ -270,14 +308,14 @@ class Writer:
                 self._tailed = offset
             else:
                 repeated.add(index)
-        return Stored(offsets, repeated), Committed(list(fresh.values()), list(fresh)) if fresh else None
+        return Stored(offsets, repeated, conflicts), Committed(list(fresh.values()), list(fresh)) if fresh else None
 
     def _notify_deferred(self) -> None:
         if self._deferred:
             deferred, self._deferred = self._deferred, []
             self._notifier.soon(deferred)
 
-    def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
+    def _store(self, batch: Sequence[Row]) -> Sorted:
         """Store the new rows of a batch. Returns these rows, and the offset of every row of the batch."""
         first = self._next
         if self._unrecorded is not None:
@@ -286,11 +324,12 @@ class Writer:
                 raise renewed(self._unrecorded)
         try:
             chain = self.chain or self._begin()
-            fresh, offsets = self._identities.fresh(batch, first)
+            found = self._identities.sort(batch, first)
         except SQLITE_ERRORS as error:
             raise as_log_error(self.path, error, writing=True) from error
+        fresh = found.fresh
         if not fresh:
-            return fresh, offsets
+            return found
         last = first + len(fresh) - 1
         try:
             if last > self._state.reserved:
@@ -310,7 +349,7 @@ class Writer:
         state = self._state
         self._state = Head(state.epoch, last, state.reserved, state.incarnation)
         self._record_head()
-        return fresh, offsets
+        return found
 
     def _record_head(self) -> None:
         """Update the head record. If that fails, the next append tries it again before it stores anything."""
@@ -327,16 +366,20 @@ class Writer:
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids
-        try:
-            statement, parameters, self._leaves = encode_rows(rows, first, key_ids)
-        except KeyError:
-            pass  # some keys are new, or are no longer in the memo
-        else:
-            if self._deferred:
-                self._notify_deferred()
-            self._connection.exec_driver_sql(statement, parameters)
-            return
+        parts = (rows,) if self._gathered_bytes <= STATEMENT_BYTES_MAX else split_rows(rows, STATEMENT_BYTES_MAX)
+        if len(parts) == 1:
+            try:
+                statement, parameters, self._leaves = encode_rows(rows, first, key_ids)
+            except KeyError:
+                pass  # some keys are new, or are no longer in the memo
+            else:
+                if self._deferred:
+                    self._notify_deferred()
+                self._connection.exec_driver_sql(statement, parameters)
+                return
         used = {row.key for row in rows}
+        for name in used:
+            name.encode()  # raises for what SQLite would store as another key, or not at all
         known = {name: key_ids[name] for name in used if name in key_ids}
         names = json.dumps(sorted(used - known.keys()))
         with transaction(self._connection):
@@ -348,8 +391,14 @@ class Writer:
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
             added: dict[str, int] = dict(found.all())
-            statement, parameters, self._leaves = encode_rows(rows, first, known | added)
-            self._connection.exec_driver_sql(statement, parameters)
+            known |= added
+            leaves: list[bytes] = []
+            for part in parts:
+                statement, parameters, part_leaves = encode_rows(part, first, known)
+                self._connection.exec_driver_sql(statement, parameters)
+                leaves.append(part_leaves)
+                first += len(part)
+            self._leaves = b"".join(leaves)
         key_ids.update(added)
 
     def _after_failure(self, error: LogError, rows: Sequence[Row], first: int) -> None:
@@ -463,6 +512,13 @@ class Writer:
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
+
+
+def _size_of(append: Append) -> int:
+    try:
+        return size_of(append[0])
+    except TypeError:  # a payload without a length: it is refused when it is encoded
+        return 0
 
 
 def _refused(error: LogError) -> Refused:

@@ -15,8 +15,8 @@ from threading import RLock
 from typing import NamedTuple, Protocol
 
 from zbus.keys import KeySet
-from zbus.ports.lineage import Incarnation
-from zbus.ports.log import Lease, Page, Row, Schema, Span
+from zbus.ports.lineage import Incarnation, Lineage
+from zbus.ports.log import Lease, Page, Row, Schema, Span, Stored
 
 FSYNC_S = (0.0005, 0.003)
 NOTIFY_S = (0.00005, 0.0005)  # from the commit to the callback
@@ -35,6 +35,7 @@ class CursorState(NamedTuple):
     offset: int
     keys: tuple[str, ...]
     updated_at_ns: int
+    incarnation: int = 0  # that stored the event at the offset
 
 
 class Real(Protocol):
@@ -84,6 +85,7 @@ class Disk:
         self.low_water = 0
         self.rows: list[Row] = []  # the first one has the offset after `low_water`
         self.identities: dict[tuple[int, int], int] = {}
+        self.removed: set[tuple[int, int]] = set()  # of events that retention removed: simulated time is too short
         self.cursors: dict[str, CursorState] = {}
         self.positions: dict[str, int] = {}
         self.schemas: list[Schema] = []
@@ -110,6 +112,11 @@ class Disk:
         """The offset of the last stored event."""
         return self.low_water + len(self.rows)
 
+    @property
+    def lineage(self) -> Lineage:
+        """The incarnations of the log."""
+        return Lineage(tuple(self.incarnations) or (Incarnation(0, 1),))
+
     def offset_of(self, at: int) -> int:
         """Return the offset of a row, by its place among those that are left."""
         return self.low_water + 1 + at
@@ -119,20 +126,29 @@ class Disk:
         """The size of the stored events."""
         return sum([len(row.payload) + len(row.key) + 64 for row in self.rows])
 
-    def store(self, rows: Sequence[Row]) -> tuple[list[int], set[int], list[Row], list[int]]:
-        """Store the rows that are new. Returns all offsets, the indexes of repeated rows, and the new rows with theirs.
+    def store(self, rows: Sequence[Row]) -> tuple[Stored, list[Row], list[int]]:
+        """Store the rows that are new. Returns the outcome, and the new rows with their offsets.
 
         Everything is stored or nothing.
         """
         offsets: list[int] = []
         repeated: set[int] = set()
+        conflicts: dict[int, str] = {}
         new: list[Row] = []
         new_offsets: list[int] = []
         identities, head = self.identities, self.head
         for index, row in enumerate(rows):
             identity = (row.publisher_id, row.sequence)
             known = identities.get(identity)
+            if known is None and identity in self.removed:
+                offsets.append(self.low_water)
+                repeated.add(index)
+                continue
             if known is not None:
+                at = known - self.low_water - 1
+                stored = self.rows[at] if at < len(self.rows) else new[at - len(self.rows)]
+                if (stored.key, stored.payload) != (row.key, row.payload):
+                    conflicts[index] = stored.key
                 offsets.append(known)
                 repeated.add(index)
                 continue
@@ -149,7 +165,7 @@ class Disk:
             self.real.stored(new, new_offsets, ())
         if new:
             self.on_stored(new, new_offsets)
-        return offsets, repeated, new, new_offsets
+        return Stored(offsets, repeated, conflicts), new, new_offsets
 
     def trim(self, until: int) -> int:
         """Remove every event up to an offset. Returns how many."""
@@ -158,6 +174,7 @@ class Disk:
             self.on_removed(self.rows[:number])
         for row in self.rows[:number]:
             self.identities.pop((row.publisher_id, row.sequence), None)
+            self.removed.add((row.publisher_id, row.sequence))
         del self.rows[:number]
         self.low_water += number
         self.corrupt = {offset for offset in self.corrupt if offset > self.low_water}
@@ -215,6 +232,7 @@ class Disk:
         self.incarnations, self.digests = list(copy.incarnations), list(copy.digests)
         self.rows, self.schemas, self.corrupt = list(copy.rows), list(copy.schemas), set(copy.corrupt)
         self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
+        self.removed = set(copy.removed)
         self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)
         if self.real is not None:
             self.real.rebuild(self)

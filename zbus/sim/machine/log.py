@@ -41,8 +41,8 @@ from zbus.ports.log import (
     Row,
     Schema,
     Span,
-    Stored,
     Unknown,
+    identities_promise,
 )
 
 from .disk import CursorState, Disk, Held
@@ -55,7 +55,7 @@ SCANNED_EVENTS = 4096  # a page looks no further
 PRUNE_S = 15.0  # as often as SQLite, retention removes events
 PRUNE_EVENTS = 4096  # and after this number of new ones
 RETRY_S = 0.25  # a position that could not be stored is stored again
-PROMISE = Promise("power loss", "one", True, "as long as its event", None)
+PROMISE = Promise("power loss", "one", True, identities_promise(604_800), None)
 
 Append = tuple[Sequence[Row], Appended, Any]
 Later = Callable[[float, Callable[[], object]], object]  # calls a function after a number of seconds
@@ -175,12 +175,15 @@ class SimLog:
     def lineage(self) -> Lineage:
         """The incarnations of this log."""
         with self.disk.lock:
-            return Lineage(tuple(self.disk.incarnations) or (Incarnation(0, 1),))
+            return self.disk.lineage
 
     def begin_incarnation(self) -> Incarnation:
-        """Begin another incarnation."""
+        """Begin another incarnation, after everything that was appended."""
         disk = self.disk
+        if self.read_only:
+            raise LogReadOnly(self.path)
         with disk.lock:
+            self._flush()
             following = disk.offset_of(len(disk.rows))
             begun = Incarnation(self._chance.getrandbits(61) | 1, following, self._time_ns(), self._owner)
             disk.incarnations.append(begun)
@@ -292,14 +295,20 @@ class SimLog:
             self._access.is_closed = True
             self._cursors.close()
             if not self.read_only:
-                for batch in (self._batch, self._appends):
-                    if batch:
-                        self._commit(batch)
-                self._batch, self._appends = [], []
+                self._flush()
                 while self._notices:
                     self._notify_next()
                 self.disk.writer_pid = None
                 self.disk.store_positions({}, sync=True)
+
+    def _flush(self) -> None:
+        """Store what was appended, now."""
+        for batch in (self._batch, self._appends):
+            if batch:
+                self._commit(batch)
+        if self._notices and not self._access.is_closed:
+            self._later(self.disk.notify_s[1], self._notify_next)
+        self._batch, self._appends = [], []
 
     def forget(self) -> None:
         """Drop what waits for a commit: the world has ended."""
@@ -371,10 +380,10 @@ class SimLog:
         offsets_stored: list[int] = []
         for rows, _, _ in appends:
             if stores:
-                offsets, repeated, new, new_offsets = disk.store(rows)
+                stored, new, new_offsets = disk.store(rows)
                 rows_stored += new
                 offsets_stored += new_offsets
-                outcomes.append(Stored(offsets, repeated))
+                outcomes.append(stored)
         if failed is not None:
             failed.error.outcome = "refused" if isinstance(failed, Refused) else "unknown"
             outcomes = [failed] * len(appends)
@@ -467,12 +476,15 @@ class SimCursors:
                 reason = "holds its lease; a durable subscription has one subscriber at a time"
                 raise CursorError(name, f"{disk.leases[name].owner} {reason}")
             before = disk.cursors.get(name)
+            if before is not None and not _is_usable(before, disk):
+                reason = f"its position, {before.offset}, is not in the history of the log, which ends at {disk.head}"
+                raise CursorError(name, f"{reason}. Reset or delete it")
             if not self._access.is_writable():
                 return Lease("", start if before is None else before.offset, ())
             self._held[name] = token = self._chance.randbytes(16).hex()
             disk.leases[name] = Held(token, self._owner)
             offset, updated_at = (start, self._time_ns()) if before is None else (before.offset, before.updated_at_ns)
-            disk.cursors[name] = CursorState(offset, tuple(keys), updated_at)
+            disk.cursors[name] = CursorState(offset, tuple(keys), updated_at, disk.lineage.of(offset) or 0)
             lease = Lease(token, offset, () if before is None else before.keys)
             if disk.real is not None:
                 disk.real.claimed(name, keys, start, lease)
@@ -522,7 +534,8 @@ class SimCursors:
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=LEASE_LOST, durable=name)
             return False
         if offset > cursor.offset:
-            self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+            stored_by = self._disk.lineage.of(offset) or 0
+            self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns(), stored_by)
         if self._disk.real is not None:
             self._disk.real.advanced(name, offset)
         return True
@@ -555,7 +568,14 @@ class SimCursors:
         with self._disk.lock:
             leases = self._disk.leases
             return [
-                Cursor(name, each.offset, each.keys, each.updated_at_ns, leases[name].owner if name in leases else None)
+                Cursor(
+                    name,
+                    each.offset,
+                    each.keys,
+                    each.updated_at_ns,
+                    leases[name].owner if name in leases else None,
+                    each.incarnation,
+                )
                 for name, each in sorted(self._disk.cursors.items())
             ]
 
@@ -564,7 +584,8 @@ class SimCursors:
         with self._disk.lock:
             cursor = self._unused(name)
             if self._access.is_writable():
-                self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns())
+                stored_by = self._disk.lineage.of(offset) or 0
+                self._disk.cursors[name] = CursorState(offset, cursor.keys, self._time_ns(), stored_by)
                 if self._disk.real is not None:
                     self._disk.real.moved(name, offset)
 
@@ -638,6 +659,13 @@ class SimSchemas:
                 disk.schemas.append(schema)
                 if disk.real is not None:
                     disk.real.schema_stored(schema)
+
+
+def _is_usable(cursor: CursorState, disk: Disk) -> bool:
+    """Return whether the event at a position is the one that was acknowledged."""
+    until = disk.lineage.until(cursor.incarnation)
+    known = cursor.offset == 0 or cursor.incarnation == 0 or (until is not None and cursor.offset <= until)
+    return known and cursor.offset <= disk.head
 
 
 def _in_time(row: Row, span: Span) -> bool:

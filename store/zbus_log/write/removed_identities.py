@@ -1,0 +1,73 @@
+"""The identities of events that retention removed, kept for a while as ranges of sequences.
+
+A retry may come after retention has removed the event, and must not be stored again. The sequences of a publisher are
+consecutive, so its removed events are usually one range, and so one row. A publisher with many gaps has at most
+`RANGES_MAX` rows: below the newest ones, its gaps count as removed events too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import Connection
+
+RANGES_MAX = 64  # for each publisher
+
+_REMEMBER = """
+WITH removed AS (
+    SELECT publisher, sequence, sequence - row_number() OVER (PARTITION BY publisher ORDER BY sequence) AS island
+    FROM events WHERE offset <= ?1
+), ranges AS (
+    SELECT publisher, min(sequence) AS first, max(sequence) AS last FROM removed GROUP BY publisher, island
+)
+INSERT INTO removed_identities (publisher, first_sequence, last_sequence, forget_at)
+SELECT ranges.publisher, ifnull(before.first_sequence, first), last, ?2
+FROM ranges LEFT JOIN removed_identities AS before
+    ON before.publisher = ranges.publisher AND before.last_sequence = first - 1
+WHERE true
+ON CONFLICT (publisher, first_sequence) DO UPDATE SET
+    last_sequence = max(last_sequence, excluded.last_sequence), forget_at = max(forget_at, excluded.forget_at)
+"""
+_FRAGMENTED = """
+SELECT publisher FROM removed_identities WHERE publisher IN (SELECT publisher FROM events WHERE offset <= ?1)
+GROUP BY publisher HAVING count(*) > ?2
+"""
+_OLDER = "publisher = ?1 AND first_sequence < (SELECT first_sequence FROM removed_identities WHERE publisher = ?1 "
+_OLDER += "ORDER BY first_sequence DESC LIMIT 1 OFFSET ?2)"
+
+
+def remember(connection: Connection, until: int, dedup_s: float) -> None:
+    """Remember the identities of all events up to an offset, which are about to be removed in this transaction."""
+    if not dedup_s:
+        return
+    forget_at = min(time.time_ns() + int(dedup_s * 1e9), (1 << 63) - 1)
+    connection.exec_driver_sql(_REMEMBER, (until, forget_at))
+    for publisher in connection.exec_driver_sql(_FRAGMENTED, (until, RANGES_MAX)).scalars().all():
+        older = (publisher, RANGES_MAX // 2)
+        merged = connection.exec_driver_sql(
+            f"SELECT publisher, min(first_sequence), max(last_sequence), max(forget_at) FROM removed_identities"
+            f" WHERE {_OLDER}",
+            older,
+        ).one()
+        connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", older)
+        connection.exec_driver_sql("INSERT INTO removed_identities VALUES (?, ?, ?, ?)", tuple(merged))
+
+
+def forget_expired(connection: Connection) -> None:
+    """Delete the identities whose time is over."""
+    connection.exec_driver_sql("DELETE FROM removed_identities WHERE forget_at <= ?", (time.time_ns(),))
+
+
+def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[tuple[int, int]]:
+    """Return those of the wanted sequences, by publisher, that were stored and removed."""
+    found: set[tuple[int, int]] = set()
+    for publisher, sequences in wanted.items():
+        ranges = connection.exec_driver_sql(
+            "SELECT first_sequence, last_sequence FROM removed_identities"
+            " WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ? AND forget_at > ?",
+            (publisher, max(sequences), min(sequences), time.time_ns()),
+        ).all()
+        for first, last in ranges:
+            found.update((publisher, sequence) for sequence in sequences if first <= sequence <= last)
+    return found

@@ -1,0 +1,230 @@
+"""Identities: conflicts with stored events, the memory of removed ones, and rows that cannot be encoded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from log_support import append, ask, sealed_blocks, wait_until
+
+from zbus import BusConfig
+from zbus.errors import LogError
+from zbus.ports.log import Refused, Row, Stored
+from zbus_log import Rules, SqliteLog, open_log
+from zbus_log.file.tables import BLOCK
+from zbus_log.write import identities, removed_identities
+
+
+def row(publisher: int, sequence: Any, key: Any = "a/b", payload: Any = b"x", headers: Any = None) -> Row:
+    return Row(publisher, sequence, 1, key, payload, headers)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "app.db")
+
+
+@contextmanager
+def opened(path: str, **more: Any) -> Iterator[SqliteLog]:
+    log = open_log(BusConfig(log=path, durability="os", **more))
+    try:
+        yield log
+    finally:
+        log.close(5.0)
+
+
+@pytest.fixture
+def log(path: str) -> Iterator[SqliteLog]:
+    with opened(path) as log:
+        yield log
+
+
+def stored(log: SqliteLog, rows: list[Row]) -> Stored:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    log.append(rows, answers.put, None)
+    outcome = answers.get(timeout=20).outcome
+    assert isinstance(outcome, Stored), outcome
+    return outcome
+
+
+def together(log: SqliteLog, *appends: list[Row]) -> list[Any]:
+    """The outcomes of appends that share one commit."""
+    busy, go_on = threading.Event(), threading.Event()
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def hold(_: Any) -> None:
+        busy.set()
+        assert go_on.wait(20)
+
+    log.append([row(99, time.monotonic_ns())], hold, None)
+    assert busy.wait(20)
+    for number, each in enumerate(appends):
+        log.append(each, answers.put, number)
+    go_on.set()
+    found = [answers.get(timeout=20) for _ in appends]
+    return [answer.outcome for answer in sorted(found, key=lambda answer: answer.about)]
+
+
+# Conflicts
+
+
+def test_a_conflict_with_an_event_in_a_sealed_block_is_found_after_a_restart(path: str) -> None:
+    with opened(path) as log:
+        append(log, [row(1, n, f"k/{n % 7}", b"%d" % n) for n in range(2 * BLOCK)])
+        wait_until(lambda: sealed_blocks(path) >= 2)
+    with opened(path) as log:
+        again = stored(log, [row(1, 5, "k/5", b"5"), row(1, 6, "k/6", b"other"), row(1, 7, "k/1", b"7")])
+
+    assert again.offsets == [6, 7, 8]
+    assert set(again.repeated) == {0, 1, 2}
+    assert again.conflicts == {1: "k/6", 2: "k/0"}
+
+
+def test_each_append_of_a_commit_gets_its_own_conflicts(log: SqliteLog) -> None:
+    append(log, [row(1, 0), row(1, 1)])
+
+    first, second, third = together(
+        log, [row(2, 0), row(1, 0, payload=b"other")], [row(1, 1), row(2, 1)], [row(2, 0, "c/d")]
+    )
+
+    assert (set(first.repeated), first.conflicts) == ({1}, {1: "a/b"})
+    assert (set(second.repeated), second.conflicts) == ({0}, {})
+    assert (set(third.repeated), third.conflicts) == ({0}, {0: "a/b"})
+
+
+def test_large_events_are_compared_in_parts(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identities, "COMPARED_BYTES_MAX", 1000)
+    append(log, [row(1, n, payload=bytes([n]) * 400) for n in range(10)])
+
+    again = stored(log, [row(1, n, payload=bytes([n if n % 4 else 77]) * 400) for n in range(10)])
+
+    assert set(again.conflicts) == {0, 4, 8}
+
+
+def test_new_events_are_not_compared(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("nothing is repeated")
+
+    monkeypatch.setattr(log._owner._identities, "_one_by_one", fail)
+
+    assert append(log, [row(1, n) for n in range(5)] + [row(2, 3)]) == [1, 2, 3, 4, 5, 6]
+
+
+# Removed events
+
+
+@pytest.mark.parametrize("events", [100, 3 * BLOCK])
+def test_removed_events_are_known_after_a_restart(path: str, events: int) -> None:
+    with opened(path) as log:
+        append(log, [row(1 + n % 3, n // 3) for n in range(events)])
+        wait_until(lambda: sealed_blocks(path) >= events // BLOCK)
+        log.prune(Rules(until=events))
+    with opened(path) as log:
+        again = stored(log, [row(2, 0), row(1, events // 3 - 1), row(3, 0), row(4, 0)])
+        head = log.head()
+
+    assert set(again.repeated) == {0, 1, 2}
+    assert list(again.offsets) == [events, events, events, events + 1]
+    assert head == events + 1
+    assert ask(path, "SELECT count(*) FROM removed_identities") == 3
+
+
+def test_the_events_of_one_publisher_are_one_range_however_often_retention_runs(path: str, log: SqliteLog) -> None:
+    for first in range(0, 100, 10):
+        append(log, [row(1, n) for n in range(first, first + 10)])
+        log.prune(Rules(until=first + 7))
+
+    assert ask(path, "SELECT json_group_array(json_array(first_sequence, last_sequence)) FROM removed_identities") == (
+        "[[0,96]]"
+    )
+
+
+def test_a_removed_event_is_forgotten_after_its_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns()
+    clock = type("Clock", (), {"time_ns": staticmethod(lambda: now)})
+    monkeypatch.setattr(removed_identities, "time", clock)
+    with opened(path, dedup_s=3600) as log:
+        append(log, [row(1, n) for n in range(10)])
+        log.prune(Rules(until=5))
+        now += 3599 * 10**9
+        known = stored(log, [row(1, 0)])
+        now += 2 * 10**9
+        forgotten = stored(log, [row(1, 0)])
+        log.prune(Rules(until=5))
+
+    assert set(known.repeated) == {0}
+    assert (set(forgotten.repeated), forgotten.offsets) == (set(), [11])
+    assert ask(path, "SELECT count(*) FROM removed_identities") == 0
+
+
+def test_without_dedup_nothing_is_remembered(path: str) -> None:
+    with opened(path, dedup_s=0) as log:
+        append(log, [row(1, n) for n in range(10)])
+        log.prune(Rules(until=5))
+        again = stored(log, [row(1, 0)])
+        promise = log.promise.identities
+
+    assert set(again.repeated) == set()
+    assert ask(path, "SELECT count(*) FROM removed_identities") == 0
+    assert promise == "as long as its event"
+
+
+def test_the_log_says_how_long_identities_are_known(log: SqliteLog) -> None:
+    assert log.promise.identities == "as long as its event, then 7 days"
+
+
+def test_a_publisher_with_many_gaps_has_a_bounded_number_of_ranges(path: str, log: SqliteLog) -> None:
+    append(log, [row(1, 2 * n) for n in range(500)] + [row(2, 5)])
+    log.prune(Rules(until=501))
+
+    again = stored(log, [row(1, 0), row(1, 998), row(1, 997), row(1, 999), row(2, 4)])
+
+    assert ask(path, "SELECT count(*) FROM removed_identities WHERE publisher = 1") <= 64
+    assert set(again.repeated) == {0, 1}
+
+
+# Rows that cannot be encoded
+
+BAD = [
+    row(1 << 64, 0),
+    row(1, 1 << 63),
+    row(1, None),
+    row(1, "0"),
+    row(1, 1.5),
+    row([], 0),  # type: ignore[arg-type]
+    row(1, 0, key=None),
+    row(1, 0, key=["a"]),
+    row(1, 0, key="\ud800"),
+    row(1, 0, payload="text"),
+    row(1, 0, payload=None),
+    row(1, 0, headers="text"),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+def test_a_row_that_cannot_be_encoded_fails_its_own_append_and_no_other(path: str, log: SqliteLog, bad: Row) -> None:
+    append(log, [row(99, 0)])
+
+    before, failed, after = together(log, [row(5, 0), row(5, 1)], [row(6, 0), bad], [row(7, 0, "new/key")])
+
+    assert isinstance(failed, Refused)
+    assert failed.error.outcome == "refused"
+    assert "cannot be encoded" in str(failed.error)
+    assert [list(each.offsets) for each in (before, after)] == [[3, 4], [5]]
+    assert ask(path, "SELECT count(*) FROM events WHERE publisher = 6") == 0
+    assert append(log, [row(6, 0)]) == [6]
+    assert append(log, [row(5, 1), row(5, 2)]) == [4, 7]
+
+
+def test_an_append_of_one_row_that_cannot_be_encoded_leaves_the_writer_running(log: SqliteLog) -> None:
+    for bad in BAD:
+        with pytest.raises(LogError, match="cannot be encoded"):
+            append(log, [bad])
+
+    assert append(log, [row(1, 0)]) == [1]
