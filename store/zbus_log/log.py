@@ -37,9 +37,10 @@ from .file.tables import (
     set_epoch,
 )
 from .proxy.owner import ProxiedWriteServer
+from .pruner import Pruner
 from .read.reader import SqliteReader, readable
 from .read.tiered_reader import TieredReader
-from .retention import Pruned, Rules, plan, trim_step
+from .retention import Pruned, Rules
 from .write.cursors import SqliteCursors
 from .write.positions import SqlitePositions
 from .write.schema_store import SqliteSchemas
@@ -224,11 +225,9 @@ class SqliteLog:
 
         def step() -> None:
             try:
-                # Each step plans again, because sizes are estimates and cursors move.
-                target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
-                removed, more = trim_step(self._writing, target)
+                removed, more, held_by = self._pruner.step(rules)
                 state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
-                if progress is not None and more:
+                if progress is not None and removed:
                     progress(state[1])
             except BaseException as error:
                 state[2] = error
@@ -327,8 +326,15 @@ class SqliteLog:
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
         periodic = self._prune_periodically if self._rules else None
+        self._pruner = Pruner(self.path, self._connection, lambda: self._owner, self._cursors, self._rules.max_age_s)
         self._writer = Writer(
-            self.path, self._connection, self._record, self._synchronous, max(state.head, lost), periodic
+            self.path,
+            self._connection,
+            self._record,
+            self._synchronous,
+            max(state.head, lost),
+            periodic,
+            self._rules.every_events,
         )
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
@@ -388,8 +394,7 @@ class SqliteLog:
         return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
     def _prune_periodically(self) -> None:
-        target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
-        if trim_step(self._writing, target)[1]:
+        if self._pruner.periodic_step(self._rules).more:
             self._owner.run(self._prune_periodically)
 
 

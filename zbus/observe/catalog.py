@@ -157,6 +157,11 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "LOG_WRITER_FAILED": RecordInfo("CRITICAL", "The writer of a log stopped; the log must be reopened.", "path"),
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
+    "LOG_CLOCK_JUMPED": RecordInfo(
+        "WARNING",
+        "The clock differs from the time that age retention uses, which follows it slowly.",
+        "path, ahead_s, code, reason",
+    ),
     "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
     "LOG_COLD_LEFT_BEHIND": RecordInfo(
         "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
