@@ -63,8 +63,10 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "EVENT_GAP": RecordInfo(
         "WARNING",
-        "Events of another node are missing; at most one record per minute, publisher and code.",
-        "code, reason, origin, publisher_id, first, last, key, after, until, events",
+        "Events are missing: those of another node (at most one record per minute, publisher and code), or those that "
+        "retention removed before a subscription read them.",
+        "code, reason, origin, publisher_id, first, last, key, after, until, events; of a subscription: keys, durable, "
+        "after, until, missed",
     ),
     "EVENT_INVALID": RecordInfo(
         "WARNING",
@@ -198,6 +200,7 @@ CODES: dict[str, str] = {
     "declare_failed": "A transport did not accept the key expressions or the served keys.",
     "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
+    "gap_retention": "Retention removed events before a subscription read them.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
     "gap_unrepaired": "Events are missing and could not be repaired.",
     "inbox_full": "The inbox is full; events that their publisher's log has are requested again.",
@@ -226,6 +229,7 @@ CODES: dict[str, str] = {
     "state_unreadable": "A transport raised an error when its diagnostics, endpoints or trust were read.",
     "store_failed": "The log did not store events of other nodes.",
     # The log.
+    "clock_jumped": "The clock of the machine differs from the time that age retention uses.",
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
@@ -347,6 +351,7 @@ COUNTERS: dict[str, str] = {
     "invalid_too_large": "Received events whose payload is larger than `payload_bytes_max`.",
     "invalid_version": "Frames of an unknown version or kind.",
     "loops_prevented": "Events of a bridge that came back to it.",
+    "missed_by_retention": "Events that retention removed before a subscription read them, once per subscription.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
     "outcome_unknown": "Events of which the log did not say whether they were stored.",
     "peer_keys_evicted": "Keys whose last offset was forgotten because a node sent too many of them without a beacon.",
