@@ -8,23 +8,27 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pysqlite3
 from sqlalchemy import Connection
 
-from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogReadOnly
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogReadOnly
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
+from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import Appended, AppendResult, Committed, Page, Promise, ProxiedWrite, Refused, Row, Span
 from zbus.util.backoff import Backoff
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
 from .cold.tier import Cold
-from .file.database import log_errors, make_engine, transaction
-from .file.head_record import RESERVE, Head, HeadRecord
+from .file.chain import digest_at
+from .file.database import log_errors, make_engine, snapshot, transaction
+from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
+from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.tables import (
     SEALED_UNTIL,
     check_is_log,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from zbus.ports.log import Log
 
 POLL_S = (0.001, 0.02)
+WAIT_S = 0.1
 
 
 def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
@@ -92,6 +97,7 @@ class SqliteLog:
         self._brief = brief
         self._rules = rules or Rules()
         self._origin = 0
+        self._lineage = BEFORE
         self._writer: Writer | None = None
         self._connection: Connection | None = None
         self._record: HeadRecord | None = None
@@ -144,6 +150,52 @@ class SqliteLog:
     def writer_id(self) -> int:
         """The identity of this writer: the same as `log_id`, because one process writes this log."""
         return self._origin
+
+    @property
+    def lineage(self) -> Lineage:
+        """The incarnations of this log: those of the owner, or those that are in the file now if it is read-only."""
+        if self._writer is not None:
+            return self._lineage
+        with log_errors(self.path), self._read_engine.connect() as connection:
+            return read_lineage(connection)
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin another incarnation, after the appends that are queued. Returns once it is on disk."""
+        writer = self._writer
+        if writer is None:
+            raise LogReadOnly(self.path)
+        done = threading.Event()
+        outcome: list[Incarnation | BaseException] = []
+
+        def begin() -> None:
+            try:
+                with log_errors(self.path, writing=True):
+                    begun = writer.begin_incarnation()
+                self._lineage = extended(self._lineage.incarnations, begun)
+                outcome.append(begun)
+            except BaseException as error:
+                outcome.append(error)
+                raise
+            finally:
+                done.set()
+
+        writer.run(begin)
+        while not done.wait(WAIT_S):
+            if self._closed.is_set():
+                raise LogError(f"{self.path} was closed; another incarnation may have begun")
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        return outcome[0]
+
+    def digest(self, offset: int) -> bytes:
+        """Return the digest of the events up to `offset`. That of the owner's head is in memory."""
+        chain = None if self._writer is None else self._writer.chain
+        if chain is not None:
+            head, digest = chain.newest
+            if offset == head:
+                return digest
+        with log_errors(self.path), self._read_engine.connect() as connection, snapshot(connection):
+            return digest_at(connection, offset)
 
     @property
     def append(self) -> Callable[[Sequence[Row], Appended, Any], None]:
@@ -270,7 +322,8 @@ class SqliteLog:
             if self._connection is not None:
                 self._connection.close()
             if self._record is not None:
-                self._record.close()
+                with suppress(OSError):  # closed in any case
+                    self._record.close()
             self._connection = self._record = None
         self._cursors.close(max(0.1, deadline - time.monotonic()))
         self._cold.close()
@@ -308,6 +361,8 @@ class SqliteLog:
         try:
             self._record = HeadRecord(self.path, accept_loss=accept_loss, relaxed=relaxed, brief=self._brief)
         except OSError as error:  # such as a read-only file system, or missing permissions
+            if error.errno in DISK_FULL:
+                raise LogFull(self.path) from error
             raise LogError(
                 f"{self.path} cannot be opened for writing: {error}. Nothing was opened or changed. Make the folder "
                 "writable, or open the log with read_only=True"
@@ -321,21 +376,31 @@ class SqliteLog:
             prepare(self._connection, self.path)
             state = self._compare(known, accept_loss)
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
-        self._record.update(state)
-        self._record.sync()
+            after = max(state.head, lost)
+            begun = new_incarnation(after + 1)
+            self._lineage = extended(read_incarnations(self._connection), begun)
+        try:
+            self._record.update(state._replace(incarnation=begun.id))
+            self._record.sync()
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise LogFull(self.path) from error
+            raise LogError(f"{self._record.path} cannot be written: {error}. No event was changed") from error
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
         periodic = self._prune_periodically if self._rules else None
         self._pruner = Pruner(self.path, self._connection, lambda: self._owner, self._cursors, self._rules.max_age_s)
-        self._writer = Writer(
-            self.path,
-            self._connection,
-            self._record,
-            self._synchronous,
-            max(state.head, lost),
-            periodic,
-            self._rules.every_events,
-        )
+        with log_errors(self.path):
+            self._writer = Writer(
+                self.path,
+                self._connection,
+                self._record,
+                self._synchronous,
+                after,
+                begun,
+                periodic,
+                self._rules.every_events,
+            )
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""

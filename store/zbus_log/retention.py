@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from zbus.ports.log import Cursor
 from zbus.util.renamed import renamed_arguments
 
+from .file.chain import keep_leaves
 from .file.database import free_pages, transaction
 from .file.tables import BLOCK, SEALED_UNTIL, get_low_water
 
@@ -81,6 +82,7 @@ def trim_step(connection: Connection, target: int) -> tuple[int, bool]:
     first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
     until = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
+        keep_leaves(connection, until)
         connection.exec_driver_sql("UPDATE state SET low_water = ?", (until,))
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.

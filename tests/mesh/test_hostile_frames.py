@@ -16,6 +16,7 @@ import zbus
 from zbus import plugins
 from zbus.event import NUMBER_MAX
 from zbus.mesh import dedup, inbox, peer, sequence_marks
+from zbus.mesh.origins import known_logs
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import encode
 
@@ -105,7 +106,7 @@ async def test_a_beacon_with_the_highest_sequence_does_not_keep_positions_from_b
 async def test_nodes_without_a_log_leave_nothing_behind_and_positions_are_bounded(
     fabric: FakeFabric, log_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "POSITIONS_MAX", 3)
+    monkeypatch.setattr(known_logs, "LOGS_MAX", 3)
     monkeypatch.setattr(inbox, "PEERS_MAX", 4)
     async with zbus.open(log_path, transport="fake://", keep=["shop/**"]) as bus:
         network: Any = node_of(bus).network
@@ -121,11 +122,11 @@ async def test_nodes_without_a_log_leave_nothing_behind_and_positions_are_bounde
         assert await node_of(bus).run(stored) == set()
 
         for origin in (3, 5, 7):
-            network.inbox.covered(origin, 1)
-        assert await node_of(bus).run(stored) == {"from/3", "from/5", "from/7"}
-        network.inbox.covered(3, 2)
-        network.inbox.covered(9, 1)
-        assert await node_of(bus).run(stored) == {"from/3", "from/7", "from/9"}
+            network.inbox.covered(origin, 0, 1)
+        assert await node_of(bus).run(stored) == {"from/3/0", "from/5/0", "from/7/0"}
+        network.inbox.covered(3, 0, 2)
+        network.inbox.covered(9, 0, 1)
+        assert await node_of(bus).run(stored) == {"from/3/0", "from/7/0", "from/9/0"}
 
         receive(fabric, *[event(origin, 0, offset=1, origin=origin) for origin in (8, 10)])
         await until(lambda: bus.stats().get("peers_evicted") == 1)
@@ -143,6 +144,6 @@ async def test_a_node_that_sends_new_keys_and_no_beacons_costs_bounded_memory(
             assert [(await anext(subscription)).sequence for _ in range(26)] == list(range(26))
 
         network: Any = node_of(bus).network
-        assert len(network.inbox._peers[8]._last) <= 10
+        assert len(network.inbox._peers[8, 0]._last) <= 10
         assert bus.stats()["peer_keys_evicted"] >= 10
         assert not bus.stats().get("gaps")

@@ -26,12 +26,12 @@ async def reported(listener: zbus.Bus, speaker: zbus.Bus) -> None:
     """Wait until one bus has received a beacon about everything that the other has sent so far."""
     assert node_of(listener).network is not None
     assert node_of(speaker).network is not None
-    origin, head, positions = (
+    origin, head, known_logs = (
         node_of(speaker).network.origin,
         node_of(speaker).network.head,
-        node_of(listener).network.inbox.positions,
+        node_of(listener).network.inbox.known_logs,
     )
-    await eventually(lambda: positions.get(origin, 0) >= head)
+    await eventually(lambda: max(known_logs.of(origin).values(), default=0) >= head)
 
 
 async def unwanted(bus: zbus.Bus, key: str) -> None:

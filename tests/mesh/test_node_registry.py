@@ -28,6 +28,7 @@ from zbus.errors import EventInvalid
 from zbus.mesh import node_registry
 from zbus.mesh.node_registry import NodeRegistry
 from zbus.observe.catalog import CODES
+from zbus.ports.lineage import NO_BRANCH
 from zbus.wire.announcement import Announcement, decode_announcement, encode_announcement
 
 TTL_S = 1.5
@@ -274,7 +275,7 @@ async def clock() -> FakeRuntime:
 async def registry(clock: FakeRuntime) -> AsyncIterator[NodeRegistry]:
     """A registry without a network, whose clock stands still."""
     network: Any = SimpleNamespace(
-        origin=1, subscribed=(), served=(), endpoints=list, announce_frames=lambda frames: None
+        origin=1, branch=NO_BRANCH, subscribed=(), served=(), endpoints=list, announce_frames=lambda frames: None
     )
     registry = NodeRegistry(zbus.BusConfig(), network, (), False, Counts().add, clock)
     yield registry

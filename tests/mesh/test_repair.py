@@ -271,7 +271,7 @@ async def test_what_retention_removed_at_the_publisher_is_reported_as_a_gap(buse
     assert sorted(seen + missing) == list(range(10, publisher.sequence)), "neither seen nor reported, or both"
     assert len(missing) >= 4_000
     assert stats_of(b)["gaps_unrepaired"] == len(reported)
-    assert stats_of(b)["events_repaired"] >= len(came) - 1
+    assert stats_of(b)["events_repaired"] >= 1
 
 
 async def lose_one_for_good(a: zbus.Bus, losses: Losses, publisher: zbus.EventPublisher, sequence: int) -> None:
@@ -346,7 +346,7 @@ async def test_a_gap_in_what_is_recorded_is_open_until_its_publisher_is_back(
 
         assert [event.sequence for event in await take(subscription, 3, 10)] == [6, 7, 8]
         assert node_of(again).is_open
-        await eventually(lambda: b.stats()["gaps_open"] == 0, 10, lambda: stats_of(b))
+        await eventually(lambda: b.stats()["gaps_open"] == 0 < stats_of(b)["gaps"], 10, lambda: stats_of(b))
         # A slow machine may have repaired an event before, whose frame came after its beacon.
         assert b.stats()["gaps"] == b.stats()["gaps_repaired"] >= 1
         assert b.stats().get("gaps_unrepaired", 0) == 0

@@ -15,6 +15,7 @@ from zbus.errors import LogError
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.burst_records import BurstRecords
+from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import Log, Row, Span
 from zbus.publish.backpressure import Backpressure
 from zbus.util.runtime import Runtime
@@ -39,6 +40,7 @@ class FakeLog:
     """Only what subscriptions call. The offsets rise by `step`."""
 
     read_only = False
+    lineage = Lineage((Incarnation(3, 1),))
 
     def __init__(self, step: int = 1) -> None:
         self.stored: list[Event] = []
@@ -58,6 +60,9 @@ class FakeLog:
 
     def before(self, offset: int) -> int:
         return offset - 1
+
+    def digest(self, offset: int) -> bytes:
+        return b"%d" % offset
 
     def read(self, keys: KeySet, span: Span, limit: int) -> FakePage:
         self.pages += 1

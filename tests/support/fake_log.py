@@ -9,6 +9,7 @@ for too long by the clock of the history. `count` never knows more than it must.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import logging
 import random
 import secrets
@@ -25,6 +26,7 @@ from zbus.errors import CursorError, LogError, LogReadOnly, LogTrimmed, ZbusErro
 from zbus.event import Event, Provenance
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
+from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
@@ -75,6 +77,7 @@ class History:
         self.cursors: dict[str, _Cursor] = {}
         self.positions: dict[str, dict[str, int]] = {}  # by the name of a lane
         self.writer_ids: dict[str, int] = {}
+        self.incarnations: dict[str, list[Incarnation]] = {}  # by the name of a lane
         self.schemas: list[Schema] = []
         self.now = 0.0  # the clock of the history, in seconds
         self._gaps = random.Random(seed)
@@ -141,6 +144,8 @@ class FakeLane:
         self._closed = False
         self._cursors, self._positions, self._schemas = FakeCursors(self), FakePositions(self), FakeSchemas(self)
         self._inbox: SimpleQueue[tuple[Sequence[Row], Appended, Any] | Callable[[], None] | bool] = SimpleQueue()
+        if not read_only:
+            self.begin_incarnation()
         self._thread = threading.Thread(target=self._run, name=f"zbus-fake-log-{lane}", daemon=True)
         self._thread.start()
 
@@ -167,6 +172,23 @@ class FakeLane:
     @property
     def writer_id(self) -> int:
         return self._writer_id
+
+    @property
+    def lineage(self) -> Lineage:
+        with self.history.lock:
+            return Lineage(tuple(self.history.incarnations.get(self.lane, ())) or (Incarnation(0, 1),))
+
+    def begin_incarnation(self) -> Incarnation:
+        with self.history.lock:
+            following = (self.history.offsets[-1] if self.history.offsets else 0) + 1
+            begun = Incarnation(secrets.randbits(61) | 1, following, 0, "fake")
+            self.history.incarnations.setdefault(self.lane, []).append(begun)
+            return begun
+
+    def digest(self, offset: int) -> bytes:
+        with self.history.lock:
+            known = [each.row for each in self.history.entries if each.offset <= offset]
+            return hashlib.blake2b(repr(known).encode(), digest_size=8).digest()
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:

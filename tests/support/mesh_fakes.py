@@ -11,7 +11,7 @@ import bisect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
 from zbus.observe import records
 from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
+from zbus.ports.lineage import Branch, Incarnation, Lineage
 from zbus.ports.log import Appended, Log, Page, Row, Span, Stored
 from zbus.util.driver import Driver, OnError, Step
 from zbus.util.runtime import Runtime
@@ -86,6 +87,8 @@ class FakeRuntime(Runtime):
         self.token_hex = lambda count: f"{self._draw(count * 8):0{2 * count}x}"
         self.pid = lambda: 4711
         self.hostname = lambda: "fake"
+        self.boot_id = lambda: "fake"
+        self.clock_zero_ns = self.time_ns() - self.monotonic_ns()
 
     def driver(self, step: Step, name: str, on_error: OnError) -> Driver:
         self.drivers.append(ManualDriver(step, self))
@@ -213,6 +216,8 @@ class FakeLog:
 
     path, read_only = "fake", False
 
+    lineage = Lineage((Incarnation(3, 1),))
+
     def __init__(self, stride: int = 1, origin: int = 3) -> None:
         self.stride, self.origin = stride, origin
         self.error: LogError | None = None
@@ -222,6 +227,9 @@ class FakeLog:
         self._offsets: list[int] = []
         self._low_water = 0
         self.hidden = 0  # how many of the newest events a read does not show yet
+
+    def digest(self, offset: int) -> bytes:
+        return b"%d" % offset
 
     def append(self, rows: Sequence[Row], done: Appended) -> None:
         done(self.store(rows))
@@ -327,6 +335,7 @@ class MeshHost(FakeHost):
         self.forwarded_over: list[str] = []
         self.forwarded_when_stored: list[tuple[list[Row], str, object]] = []
         self.remote_log: list[Envelope] = []  # of every other node; None of them replies while it is empty
+        self.described: list[tuple[int, dict[int, int]]] = []
         self.page_requests: list[tuple[int, int, int, str, Sequence[str] | None]] = []
         self.interest = Interest()
         self.beacon_received = self.beacons.append
@@ -342,8 +351,24 @@ class MeshHost(FakeHost):
     def forward_when_stored(self, rows: Sequence[Row], link: str, storing: object) -> None:
         self.forwarded_when_stored.append((list(rows), link, storing))
 
+    def is_copy(self, branch: Branch, offset: int, digest: bytes = b"") -> bool:
+        return False
+
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        self.described.append((origin, dict(known)))
+        if not self.remote_log:
+            raise NoResponders(f"@zbus/log/{origin:x}")
+        head = self.remote_log[-1].offset
+        return LogPage([], head, head, 0)
+
     async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
     ) -> LogPage:
         self.page_requests.append((origin, after, from_ns, link, expressions))
         if not self.remote_log:

@@ -100,7 +100,7 @@ def test_any_msgpack_reader_finds_the_five_fields_of_every_event_plane_first(eve
 
 
 def test_further_fields_at_the_end_are_accepted_so_that_later_versions_can_add_some() -> None:
-    assert decode(envelope([*fields(), 3, 41, [5], "later", {"more": [1, None]}])) == EVENT
+    assert decode(envelope([*fields(), 3, 41, [5], [7, 1, 7], "later", {"more": [1, None]}])) == EVENT
 
 
 def test_an_envelope_is_read_from_any_buffer() -> None:

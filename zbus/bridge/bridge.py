@@ -106,7 +106,7 @@ class Bridge:
             network = self._node.network
             assert network is not None
             if not self.durable:  # only now: earlier events could not have been forwarded to the second side
-                await network.add_interest(self._keys.expressions, self._time_ns(), store=False)
+                await network.add_interest(self._keys.expressions, self._node.runtime.steady_ns(), store=False)
         except BaseException:
             await self.aclose()
             raise

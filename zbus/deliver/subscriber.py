@@ -99,7 +99,7 @@ class EventSubscriber:
         self._inlet.records = self._reader.log is not None and (durable is not None or self._policy.needs_log)
         if start != "beginning":
             moment = start if after is None else after
-            self._inlet.since_ns = to_ns(moment) if isinstance(moment, datetime) else host.runtime.time_ns()
+            self._inlet.since_ns = to_ns(moment) if isinstance(moment, datetime) else host.runtime.steady_ns()
         self._declared = self._dispatcher.attach(self._inlet)
 
     take, nudge, declared = Renamed("next_batch"), Renamed("wake"), Renamed("ready")

@@ -26,6 +26,7 @@ class Arrival(Enum):
     NEW = 1
     DUPLICATE = 2  # it was received before
     LATE = 3  # it is older than what is remembered, so it may have been received before
+    SKIPPED = 4  # later ones of its publisher came first
 
 
 class _Publisher:
@@ -88,6 +89,23 @@ class Dedup:
         if sequence < publisher.first:
             return Arrival.LATE
         return self._arrival_of_skipped(publisher_id, publisher, sequence)
+
+    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
+        """Return what is known of an identity, without remembering it.
+
+        >>> seen = Dedup()
+        >>> seen.arrival(7, 5), seen.arrival(7, 7)
+        (<Arrival.NEW: 1>, <Arrival.NEW: 1>)
+        >>> [seen.look_up(7, sequence).name for sequence in (4, 5, 6, 8)]
+        ['LATE', 'DUPLICATE', 'SKIPPED', 'NEW']
+        """
+        publisher = self._publishers.get(publisher_id)
+        if publisher is None or sequence > publisher.last:
+            return Arrival.NEW
+        if sequence < publisher.first:
+            return Arrival.LATE
+        at = bisect_right(publisher.skipped, (sequence, _LATER)) - 1
+        return Arrival.DUPLICATE if at < 0 or sequence > publisher.skipped[at][1] else Arrival.SKIPPED
 
     def forget(self, publisher_id: int, sequence: int) -> None:
         """Make an identity new again, because its event was neither stored nor delivered."""

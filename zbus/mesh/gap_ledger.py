@@ -57,6 +57,10 @@ class GapLedger:
             if key in self._newest or len(self._newest) < KEYS_MAX:
                 self._newest[key] = now, each
 
+    def succeed(self, other: GapLedger) -> None:
+        """Take over what beacons named before the peer began another incarnation, and what was reported then."""
+        self._newest, self._reported = dict(other._newest), dict(other._reported)
+
     def missing_tails(
         self, reached: Callable[[str], int], quiet_s: float
     ) -> tuple[dict[str, Newest], dict[str, Newest]]:

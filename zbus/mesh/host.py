@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from zbus.event import Event
+from zbus.ports.lineage import Branch
 from zbus.ports.log import Log, Row, Stored
 
 from .log_service import LogPage
@@ -91,10 +92,22 @@ class Receives(Protocol):
     def forward_when_stored(self, rows: Sequence[Row], link: str, storing: asyncio.Future[Stored]) -> None:
         """Track events that a bridge forwards once they are stored."""
 
+    def is_copy(self, branch: Branch, offset: int, digest: bytes = b"") -> bool:
+        """Return whether a frame that names the log of this node comes from a copy of it."""
+
     async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
     ) -> LogPage:
         """Request a page of another node's log."""
+
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        """Request a page without events of another node's log."""
 
 
 class Announces(Protocol):
@@ -103,6 +116,10 @@ class Announces(Protocol):
     @property
     def origin(self) -> int:
         """The id of the log that identifies this node."""
+
+    @property
+    def branch(self) -> Branch:
+        """The incarnation of the log of this node."""
 
     @property
     def subscribed(self) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """The inbox: takes frames of other nodes from the fabrics' threads to the loop, and wakes the loop once per burst.
 
 New events go to the subscriptions. Events that this node stores go to its log first, and the log feeds the
-subscriptions. Each sender is a `Peer`, which detects and repairs gaps.
+subscriptions. Each incarnation of a sender's log is a `Peer`, which detects and repairs gaps.
 """
 
 from __future__ import annotations
@@ -9,15 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event
-from zbus.observe.records import EVENT_DROPPED, EVENT_GAP, EVENT_INVALID, record, record_reason
+from zbus.observe.records import (
+    EVENT_DROPPED,
+    EVENT_GAP,
+    EVENT_INVALID,
+    ORIGIN_CLONED,
+    ORIGIN_REWOUND,
+    ORIGIN_UNCONFIRMED,
+    record,
+    record_reason,
+)
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
+from zbus.ports.lineage import Branch
 from zbus.ports.log import Row
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
@@ -28,13 +38,15 @@ from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events
 from .dedup import Arrival, Dedup
 from .host import Host, Receives
 from .interest import NO_INTEREST, Interest
+from .log_service import NOTHING_KNOWN
+from .origins.incarnations import Incarnations
+from .origins.known_logs import KnownLogs
 from .peer import Peer
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
-POSITIONS_MAX = 100_000
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
@@ -54,7 +66,8 @@ class Inbox:
         forwards: bool,
         runtime: Runtime,
     ) -> None:
-        self.interest, self.count, self.page = interest, host.count, network.page  # peers use them
+        self.interest, self.count = interest, host.count  # peers use them
+        self.page, self.describe = network.page, network.describe
         self._own, self._network, self._forwards = own, network, forwards
         self._deliver, self._commits, self._passed = host.dispatcher.unstored, host.commits, host.dispatcher.passed
         self._payload_bytes_max, self._backpressure = payload_bytes_max, host.backpressure
@@ -65,13 +78,17 @@ class Inbox:
         self._ended = False
         self._resuming: asyncio.Task[None] | None = None  # set while backpressure delays received frames
         self._seen = Dedup(lambda: self.count("publishers_evicted", 1))
+        self._batch: list[Envelope] = []  # events of this turn that are not accepted yet
+        self._batch_done: list[Callable[[], None]] = []  # acknowledge their frames
+        self._batch_link = ""
         self._opened: dict[int, int] = {}  # the highest sequence of each publisher in this turn, before deduplication
-        self._peers = Memo[int, Peer](PEERS_MAX, self._new_peer, on_evict=self._evict_peer)
+        self._peers = Memo[tuple[int, int], Peer](PEERS_MAX, on_evict=self._evict_peer)  # by origin and incarnation
+        self._of_origin: dict[int, list[Peer]] = {}
+        self._incarnations = Incarnations(runtime.monotonic, self._report_copies)
+        self.known_logs = KnownLogs()
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
         self._runtime = runtime
-        # Per origin: all events up to this offset arrived and are stored. The least recently changed one comes first.
-        self.positions = Memo[int, int](POSITIONS_MAX)
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
@@ -98,22 +115,23 @@ class Inbox:
             peer.interest_changed()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """Request the past events of these expressions from every known peer."""
+        """Request the past events of these expressions from every peer that is known now."""
         for peer in self._peers.values():
             peer.fetch_past(expressions)
 
     def other_logs(self) -> tuple[int, ...]:
         """Return the logs of other nodes that were seen since the start. May be called on any thread."""
-        return tuple(each for each in list(self._peers) if each & 1)
+        return tuple(each for each in list(self._of_origin) if each & 1)
 
     def close(self) -> list[asyncio.Task[None]]:
         """Ignore further frames and stop all repairs. Return the tasks to wait for."""
         self._ended = True  # a frame that still arrives would start a repair
-        ending = [task for peer in self._peers.values() if (task := peer.close()) is not None]
+        ending = [task for peer in self._peers.values() for task in peer.close()]
         if self._resuming is not None:
             self._resuming.cancel()
             ending.append(self._resuming)
         self._peers.clear()
+        self._of_origin.clear()
         return ending
 
     # On the loop.
@@ -121,16 +139,13 @@ class Inbox:
     def _drain(self, frames: Sequence[Frame]) -> None:
         if self._ended:
             return
-        new: list[Envelope] = []
-        done: list[Callable[[], None]] = []
-        batch_link = ""
         for frame, acknowledge, link, dense, events_only in frames:
             # A beacon moves the position of its node past the events before it: those must be with the log by then.
-            if link != batch_link or acknowledge is not None or _kind(frame) == BEACON:
-                self._hand_over(new, done, batch_link)
-                new, done, batch_link = [], [], link
+            if link != self._batch_link or acknowledge is not None or _kind(frame) == BEACON:
+                self._hand_over()
+                self._batch_link = link
             try:
-                new += self._open(frame, link, dense, events_only)
+                self._batch += self._open(frame, link, dense, events_only)
             except EventInvalid as error:
                 self._invalid(_reason(frame, error), link, str(error))
             except Exception as error:  # a bug here must not stop later frames
@@ -138,8 +153,8 @@ class Inbox:
                 if self._throttle.due(("RECEIVE_FAILED", link)):
                     record("RECEIVE_FAILED", logging.WARNING, error, link=link)
             if acknowledge is not None:
-                done.append(acknowledge)
-        self._hand_over(new, done, batch_link)
+                self._batch_done.append(acknowledge)
+        self._hand_over()
         self._opened.clear()
         if lost := self._mailbox.take_overflowed():
             self.count("dropped_inbox_full", lost)
@@ -174,10 +189,11 @@ class Inbox:
         kind = _kind(frame)
         if kind == BEACON:
             beacon = decode_beacon(frame)
-            if beacon.origin != self._own:
+            if beacon.origin != self._own or self._network.is_copy(beacon.branch, beacon.head, beacon.digest):
                 self.sequence_marks.note_beacon(beacon, self.interest)
                 self._network.beacon_received(beacon.origin)
-                self._peers.use(beacon.origin).beacon(beacon, link)
+                self._peer(beacon.origin, beacon.branch, beacon.head).beacon(beacon, link)
+                self._incarnations.check(beacon.origin, beacon.branch, beacon.head, beacon.digest)
             return ()
         if kind == CANCEL:
             if len(frame) < CANCEL_BYTES:
@@ -191,7 +207,7 @@ class Inbox:
         if not envelopes:
             return ()
         first = envelopes[0]
-        if first.origin == self._own:
+        if first.origin == self._own and not self._network.is_copy(first.branch, first.offset):
             return ()
         if first.origin == 0 or events_only:
             if dense:
@@ -199,11 +215,14 @@ class Inbox:
             return envelopes
         if any(envelope.origin != first.origin for envelope in envelopes):
             raise EventInvalid("malformed frame: its envelopes come from several nodes")
-        return self._peers.use(first.origin).take(envelopes, link)
+        return self._peer(first.origin, first.branch, envelopes[-1].offset).take(envelopes, link)
 
-    def _hand_over(self, new: Sequence[Envelope], done: Sequence[Callable[[], None]], link: str) -> None:
+    def _hand_over(self) -> None:
+        """Accept the events that were taken from frames, and acknowledge those frames."""
+        new, done, link = self._batch, self._batch_done, self._batch_link
         if not new and not done:
             return
+        self._batch, self._batch_done = [], []
         stored = self.accept(new, link)
 
         def acknowledge(future: asyncio.Future[Any] | None = None) -> None:
@@ -225,11 +244,50 @@ class Inbox:
                     "RECEIVE_FAILED", logging.WARNING, error, code="acknowledge_failed", reason=reason, link=link
                 )
 
-    def _new_peer(self, id_: int) -> Peer:
-        return Peer(id_, self, self.positions.get(id_), self._runtime)
+    def _peer(self, origin: int, branch: Branch, offset: int) -> Peer:
+        """Return the peer that has the events of an incarnation up to an offset."""
+        peer = self._peers.get((origin, branch.id))
+        if peer is not None and len(self._of_origin[origin]) == 1:
+            self._peers.move_to_end((origin, branch.id))
+            return peer
+        return self._peer_of_several(origin, branch, offset)
 
-    def _evict_peer(self, id_: int, peer: Peer) -> None:
+    def _peer_of_several(self, origin: int, branch: Branch, offset: int) -> Peer:
+        is_new = self._incarnations.add(origin, branch)
+        current = self._incarnations.current(origin, branch, offset)
+        if current is not branch:  # late events of an incarnation that has ended belong to the one that continues it
+            is_new, branch = False, current
+        key = (origin, branch.id)
+        if key not in self._peers:
+            # A new incarnation ends the earlier ones, unless the log was copied: then their next frames show it.
+            ended = self._of_origin.get(origin, [])[:] if is_new else []
+            known = self.known_logs.of(origin)
+            known = known | {each.branch.id: max(each.settled, known.get(each.branch.id, 0)) for each in ended}
+            peer = self._new_peer(origin, branch, known)
+            for other in ended:
+                peer.succeed(other)
+                other.close()
+                self._remove_peer(other)
+                del self._peers[origin, other.branch.id]
+            self._of_origin.setdefault(origin, []).append(peer)
+            self._peers[key] = peer
+        return self._peers.use(key)
+
+    def _new_peer(self, origin: int, branch: Branch, known: Mapping[int, int]) -> Peer:
+        shared = branch.shared(known)
+        if shared is not None and branch.id not in known and shared < known[branch.parent]:
+            self.report_rewound(origin, branch, known[branch.parent], shared)
+        unknown = known if shared is None else NOTHING_KNOWN
+        return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
+
+    def _remove_peer(self, peer: Peer) -> None:
+        others = [each for each in self._of_origin.pop(peer.id, ()) if each is not peer]
+        if others:
+            self._of_origin[peer.id] = others
+
+    def _evict_peer(self, _: tuple[int, int], peer: Peer) -> None:
         peer.close()
+        self._remove_peer(peer)
         self.count("peers_evicted", 1)
 
     def _report_sequence_gaps(self, envelopes: Sequence[Envelope]) -> None:
@@ -315,8 +373,50 @@ class Inbox:
         """Wait while too many bytes await commit or, in a bridge, await sending."""
         await self._backpressure.wait(self._is_delayed)
 
-    def covered(self, origin: int, offset: int) -> None:
-        """Remember that nothing of `origin` up to `offset` is missing, once the earlier events are stored.
+    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
+        """Return what is known of an identity, with the events of this turn."""
+        if self._batch:
+            self._hand_over()
+        return self._seen.look_up(publisher_id, sequence)
+
+    def report_late(self, envelope: Envelope, link: str) -> None:
+        """Report an event that is dropped, because later events of its publisher were delivered."""
+        self._count_known(Arrival.LATE, envelope, link, False)
+
+    def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
+        """Note how far the past events of an expression were fetched; None: all of them."""
+        self.known_logs.fetched(origin, expression, reached)
+
+    def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
+        """Report that a log was replaced by an older one: with a counter and a log record."""
+        self.count("origins_rewound", 1)
+        reason = (
+            f"the log was known up to offset {known} and now continues after offset {shared}: it was restored from a "
+            "backup, or copied. Its new events are received; those that it lost are kept where they were received"
+        )
+        fields = {"origin": f"{origin:x}", "incarnation": f"{branch.id:x}", "known": known, "shared": shared}
+        record_reason(ORIGIN_REWOUND, logging.WARNING, code="log_rewound", reason=reason, **fields)
+
+    def report_unconfirmed(self, origin: int, claimed: int, head: int, link: str) -> None:
+        """Report a position that a log has not reached: with a counter and a log record."""
+        self.count("claims_unconfirmed", 1)
+        reason = "a beacon or an event named an offset that its log does not have; it is ignored"
+        if self._throttle.due((ORIGIN_UNCONFIRMED, origin)):
+            fields = {"origin": f"{origin:x}", "claimed": claimed, "head": head, "link": link}
+            record_reason(ORIGIN_UNCONFIRMED, logging.WARNING, code="claim_unconfirmed", reason=reason, **fields)
+
+    def _report_copies(self, origin: int, one: int, other: int) -> None:
+        """Report that two copies of a log are in use: with a counter and a log record."""
+        self.count("copies_found", 1)
+        reason = (
+            "two nodes use copies of one log. The events of both are received, each as a log of its own. Close one of "
+            "the nodes, or give it a log of its own"
+        )
+        fields = {"origin": f"{origin:x}", "incarnation": f"{one:x}", "other": f"{other:x}"}
+        record_reason(ORIGIN_CLONED, logging.ERROR, code="log_copied", reason=reason, **fields)
+
+    def covered(self, origin: int, incarnation: int, offset: int) -> None:
+        """Remember that nothing of a log up to `offset` is missing, once the earlier events are stored.
 
         A node without a log has another origin after each start, and nothing can be requested from it.
         """
@@ -326,8 +426,7 @@ class Inbox:
 
         def remember(_: asyncio.Future[Any] | None = None) -> None:
             if self._failures[origin] == failures:
-                self.positions[origin] = max(offset, self.positions.get(origin, 0))
-                self.positions.move_to_end(origin)
+                self.known_logs.reached(origin, incarnation, offset)
 
         storing.add_done_callback(remember) if storing is not None else remember()
 
@@ -379,7 +478,7 @@ class Inbox:
         stored = self._commits.add_many(rows)
         origins = {envelope.origin: None for envelope in envelopes if envelope.origin & 1}
         self._storing.update(dict.fromkeys(origins, stored))
-        covered = {origin: self._peers[origin].covered for origin in origins if origin in self._peers}
+        covered = [(peer, peer.covered) for origin in origins for peer in self._of_origin.get(origin, ())]
 
         def finish(done: asyncio.Future[Any]) -> None:
             for origin in origins:
@@ -403,8 +502,9 @@ class Inbox:
                     reason=f"not stored: {done.exception()}",
                     events=len(rows),
                 )
-                for origin in covered.keys() & self._peers.keys():
-                    self._peers[origin].rewind(covered[origin])
+                for peer, offset in covered:
+                    if peer in self._of_origin.get(peer.id, ()):
+                        peer.rewind(offset)
 
         stored.add_done_callback(finish)
         return stored

@@ -3,11 +3,15 @@
 A page names the offset that it reaches (`covered`), the head and the low-water mark of the log, and the number of
 corrupt events that it leaves out. The requester therefore knows when it has everything, and what retention removed.
 Every node with a log also serves `@zbus/log`, so that a requester can find out which logs exist.
+
+A page also names the incarnation of the log, and how far the log shares the history that the requester knows. Each
+incarnation has a key of its own, so that no request meant for one copy of a log is answered by another.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -16,6 +20,7 @@ from zbus.errors import EventInvalid, KeyInvalid, TransportError
 from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.ports.log import Log, Span
 from zbus.util.malformed import MALFORMED
 from zbus.wire.envelope import Envelope, Fields, encode_run, fields_of, open_frame
@@ -28,6 +33,8 @@ FRAME_EVENTS = 256
 FRAME_BYTES = 128 * 1024
 ENDLESS = (1 << 63) - 1  # later than any time
 OTHER_LOGS_MAX = 100_000
+KNOWN_MAX = 64
+NOTHING_KNOWN: Mapping[int, int] = MappingProxyType({})
 _Number = Annotated[int, msgspec.Meta(ge=0, le=ENDLESS)]
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -44,6 +51,8 @@ class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     until: int = 0  # 0: the head
     to_ns: int = ENDLESS
     events: int = PAGE_EVENTS  # the largest number of events in the page
+    known: Annotated[dict[int, int], msgspec.Meta(max_length=KNOWN_MAX)] = {}  # incarnations, with the offset reached
+    probe: bool = False  # no events, only the description
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
@@ -51,6 +60,9 @@ class _Covered(msgspec.Struct, array_like=True, frozen=True):
     head: _Number
     low_water: _Number
     skipped: _Number = 0  # the number of corrupt events that were left out
+    branch: Branch = NO_BRANCH
+    shared: _Number | None = None  # the highest offset that is the same event for the requester; None: unknown
+    now_ns: _Number = 0  # by the clock of the log's node; 0: unknown
 
 
 class LogInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -60,6 +72,7 @@ class LogInfo(msgspec.Struct, array_like=True, frozen=True):
     head: _Number
     low_water: _Number
     other_logs: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=OTHER_LOGS_MAX)]
+    branch: Branch = NO_BRANCH
 
 
 _decode_request = msgspec.msgpack.Decoder(_PageRequest).decode
@@ -67,9 +80,9 @@ _decode_covered = msgspec.msgpack.Decoder(_Covered).decode
 _decode_info = msgspec.msgpack.Decoder(LogInfo).decode
 
 
-def log_key(origin: int) -> str:
-    """Return the key on which a log serves pages."""
-    return f"@zbus/log/{origin:x}"
+def log_key(origin: int, incarnation: int = 0) -> str:
+    """Return the key on which a log serves pages: of any copy of it, or of one incarnation."""
+    return f"@zbus/log/{origin:x}/{incarnation:x}" if incarnation else f"@zbus/log/{origin:x}"
 
 
 class LogService:
@@ -81,12 +94,15 @@ class LogService:
         origin: int,
         forward: Callable[[str], Forward] | None = None,
         other_logs: Callable[[], tuple[int, ...]] = tuple,
+        clock_ns: Callable[[], int] = int,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
+        self._clock_ns = clock_ns
 
     def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Return the log's origin, head and low-water mark, and the other logs that this node knows."""
-        yield _encode(LogInfo(self._origin, self._log.head(), self._log.low_water(), self._other_logs()))
+        log = self._log
+        yield _encode(LogInfo(self._origin, log.head(), log.low_water(), self._other_logs(), log.lineage.branch))
 
     def page(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Return frames of events, then the offset that they reach. Raises `EventInvalid` for a malformed request."""
@@ -98,22 +114,28 @@ class LogService:
         numbers = (wanted.after, wanted.until, wanted.from_ns, wanted.to_ns, wanted.events)
         if not 0 <= min(numbers) <= max(numbers) <= ENDLESS:
             raise EventInvalid("malformed page request: a number is out of range")
-        head, low_water = self._log.head(), self._log.low_water()
+        lineage, head, low_water = self._log.lineage, self._log.head(), self._log.low_water()
+        rest = (lineage.branch, lineage.shared(wanted.known), self._clock_ns())
+        if wanted.probe:
+            yield b"\0" + _encode(_Covered(head, head, low_water, 0, *rest))
+            return
         until = min(head, wanted.until or head)
         span = Span(max(wanted.after, low_water), until, wanted.from_ns or None)
         if wanted.to_ns != ENDLESS:
             span = span._replace(to_ns=wanted.to_ns)
         narrow = self._log.narrow(span) if span.from_ns is not None or span.to_ns is not None else span
+        if wanted.own:  # a repair wants every event after the first one of that time, whatever its clock showed then
+            narrow = narrow._replace(from_ns=None)
         page = self._log.read(keys, narrow, min(max(1, wanted.events), PAGE_EVENTS_MAX))
         events, failed, skipped = page.events(skip_corrupt=True)
         if failed is not None:
             raise failed
-        yield from self._frames(events, wanted.own, link)
+        yield from self._frames(events, wanted.own, link, lineage.branch)
         # The log has no events after the end that `to_ns` sets, so the page covers everything up to `until`.
         covered = until if narrow.until is not None and page.covered >= narrow.until else min(page.covered, until)
-        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped))
+        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped, *rest))
 
-    def _frames(self, events: Sequence[Event], own: bool, link: str) -> Iterator[bytes]:
+    def _frames(self, events: Sequence[Event], own: bool, link: str, branch: Branch) -> Iterator[bytes]:
         forward = self._forward(link) if own and self._forward is not None else None
         run: list[Fields] = []
         size = 0
@@ -127,10 +149,10 @@ class LogService:
             run.append(fields_of(event, self._origin, via=via))
             size += len(event.payload) + len(raw_headers(event.headers) or b"")
             if len(run) >= FRAME_EVENTS or size >= FRAME_BYTES:
-                yield encode_run(run)
+                yield encode_run(run, branch)
                 run, size = [], 0
         if run:
-            yield encode_run(run)
+            yield encode_run(run, branch)
 
 
 class LogPage(NamedTuple):
@@ -141,6 +163,9 @@ class LogPage(NamedTuple):
     head: int
     low_water: int
     skipped: int = 0
+    branch: Branch = NO_BRANCH
+    shared: int | None = None
+    now_ns: int = 0
 
 
 async def request_page(
@@ -155,17 +180,21 @@ async def request_page(
     until: int = 0,
     to_ns: int = ENDLESS,
     events: int = PAGE_EVENTS,
+    incarnation: int = 0,
+    known: Mapping[int, int] = NOTHING_KNOWN,
+    probe: bool = False,
 ) -> LogPage:
     """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
-    its head. Raises `TransportError` unless the page arrived whole, and the errors of `bus.request`.
+    its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. Raises
+    `TransportError` unless the page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events))
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe))
     parts = 0
-    async for part in request(log_key(origin), body, timeout_s):
+    async for part in request(log_key(origin, incarnation), body, timeout_s):
         parts += 1
         if parts > max(1, events) + 2:  # each part has an event, except for the last one
             raise TransportError(f"log {origin:x} sent more than {parts - 1} parts for {events} events")
@@ -186,7 +215,7 @@ async def request_page(
                 raise TransportError(f"log {origin:x} sent more than the {events} events that were requested")
     if covered is None:
         raise TransportError(f"log {origin:x} sent an incomplete page; retry the request")
-    return LogPage(envelopes, covered.covered, covered.head, covered.low_water, covered.skipped)
+    return LogPage(envelopes, *msgspec.structs.astuple(covered))
 
 
 async def request_log_info(request: Request, timeout_s: float) -> LogInfo:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import convert
 
-from zbus.errors import BusClosed, ConfigInvalid, NoResponders, TransportError, TransportUnsupported
+from zbus.errors import BusClosed, ConfigInvalid, NoResponders, TransportError, TransportUnsupported, ZbusError
 from zbus.event import NUMBER_MAX, Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import TRANSPORT_ERROR, record_reason
+from zbus.observe.records import EVENT_RETRY, ORIGIN_CLONED, TRANSPORT_ERROR, record_reason
 from zbus.ports.fabric import Fabric
-from zbus.ports.log import Row, Stored
+from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage
+from zbus.ports.log import Log, Row, Stored
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
 from zbus.wire.announcement import NODES
@@ -33,8 +34,9 @@ from .host import Host
 from .inbox import Inbox
 from .interest import Interest
 from .link import Link, label, link_names
-from .log_service import LOGS, NO_KEYS, LogPage, LogService, log_key, request_page
+from .log_service import LOGS, NO_KEYS, LogPage, LogService, Request, log_key, request_page
 from .node_registry import NodeRegistry
+from .peer import NOTHING_OWED
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
     from zbus.config import BusConfig
 
 T = TypeVar("T")
+
+# Kinds of stored positions: the first part of their names.
+SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
+SENT_KINDS = (SENT, SENT_UNTIL_0_1)
+REPLACED_KINDS = ("from", "owed", OWN)  # all of them are stored each time
 
 STORE_S = 1.0
 LINGER_S = 0.15
@@ -66,7 +73,7 @@ class Network:
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
         self._runtime, self._links_changed = runtime, links_changed
-        self._time_ns = runtime.time_ns
+        self._steady_ns = runtime.steady_ns
         self._failures = Counters("mesh", runtime)
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
         self.links: list[Link] = []
@@ -81,6 +88,11 @@ class Network:
         self._last_number = 0  # without a log, events are numbered
         self._unsent: list[Row] = []  # rows of this turn of the loop
         self._stored: dict[str, int] = {}
+        self._sent: dict[str, int] = {}  # by link: where it stopped
+        self._lineage = self._log.lineage if self._log is not None else Lineage((Incarnation(0, 1),))
+        self._separating = False  # a digest that names the incarnation of this node is being compared
+        self._comparing: set[asyncio.Task[None]] = set()
+        self._copies: set[int] = set()  # incarnations of copies of this log that were reported
         self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
         self._since: dict[str, int] = {}
         self.inbox = Inbox(
@@ -105,24 +117,56 @@ class Network:
         self._stored = await self._run(self._log.positions.load)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
-            if kind == "from" and int(rest, 16) & 1:  # others are removed with the next write
-                self.inbox.positions[int(rest, 16)] = value
+            if kind == SENT:
+                incarnation, _, label = rest.partition("/")
+                self._sent[label] = self._lineage.shared({int(incarnation, 16): value}) or 0
+            elif kind == SENT_UNTIL_0_1:
+                self._sent.setdefault(rest, self._lineage.shared({0: value}) or 0)
             elif kind == "since":
                 self._since[rest] = value
             elif kind == "heard":
                 self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
-        now = self._time_ns()
+            else:
+                self.inbox.known_logs.load(name, value)
+        await self._check_positions(self._log)
+        await self._continue_clock(self._log)
+        now = self._steady_ns()
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
         for each, since in self._since.items():
             self.interest.add([each], since, store=True)
         await self._begin_storing(new)
-        service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs)
-        self.request_server.serve(log_key(self.origin), service.page)
-        self.request_server.serve(LOGS, service.info)
+        clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
+        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns)
+        for key in (log_key(self.origin), log_key(self.origin, self._lineage.current.id)):
+            self.request_server.serve(key, self._service.page)
+        self.request_server.serve(LOGS, self._service.info)
         for name in link_names(self._config.transports).values():
             await self._begin(name)  # before the first link receives, or its events would not be forwarded
         self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
+
+    async def _continue_clock(self, log: Log) -> None:
+        """Continue the clock of earlier processes: times of interest that they stored stay comparable."""
+        name = f"{CLOCK}/{self._runtime.boot_id()}"
+        if name in self._stored:
+            self._runtime.clock_zero_ns = self._stored[name]
+        else:
+            await self._run(log.positions.store, {name: self._runtime.clock_zero_ns})
+            if earlier := [each for each in self._stored if _kind(each) == CLOCK]:
+                await self._run(log.positions.remove, earlier)
+
+    async def _check_positions(self, log: Log) -> None:
+        """Forget the positions in other logs if this log does not have what it had when they were stored."""
+        head = await self._run(log.head)
+        stamps = {int(name[len(OWN) + 1 :], 16): at for name, at in self._stored.items() if name.startswith(f"{OWN}/")}
+        if all(at <= head and self._lineage.shared({incarnation: at}) == at for incarnation, at in stamps.items()):
+            return
+        self.inbox.known_logs.forget()
+        reason = (
+            "the positions beside this log are of another log, or of a newer state of this one. The events of other "
+            "nodes are requested again; those that are stored already are recognized by their identity"
+        )
+        record_reason("POSITIONS_RESET", logging.WARNING, code="positions_of_another_log", reason=reason, path=log.path)
 
     async def add(self, url: str, fabric: Fabric) -> None:
         """Add a fabric: receive first, then send. If that fails or is cancelled, the fabric is closed."""
@@ -162,11 +206,13 @@ class Network:
         """Return the position after which a link sends: where it stopped, or the head of the log if the link is new."""
         if self._log is None:
             return self._last_number
-        sent = f"sent/{name}"
-        if sent not in self._stored:
-            self._stored[sent] = await self._run(self._log.head)
-            await self._run(self._log.positions.store, {sent: self._stored[sent]})
-        return self._stored[sent]
+        if name not in self._sent:
+            self._sent[name] = await self._run(self._log.head)
+            await self._run(self._log.positions.store, {self._sent_name(name): self._sent[name]})
+        return self._sent[name]
+
+    def _sent_name(self, label: str) -> str:
+        return f"{SENT}/{self._lineage.current.id:x}/{label}"
 
     async def remove(self, link: Link, timeout_s: float) -> None:
         """Send the remaining events over a link, and close it. If cancelled, this continues in the background."""
@@ -198,6 +244,9 @@ class Network:
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.request_server.cancel_all()}
+        for task in self._comparing:
+            task.cancel()
+        ending |= self._comparing
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
@@ -287,14 +336,20 @@ class Network:
         self._since |= new
         for each, since in new.items():
             self.interest.add([each], since, store=True)
-        if since_ns < self._time_ns() - PAST_NS:
+        owed: dict[str, int] = {}
+        if since_ns < self._steady_ns() - PAST_NS:
+            owed = self.inbox.known_logs.owe(list(new))
             self.inbox.fetch_past(list(new))
-        return asyncio.ensure_future(self._begin_storing(new))
+        return asyncio.ensure_future(self._begin_storing(new, owed))
 
-    async def _begin_storing(self, since: Mapping[str, int]) -> None:
-        """Store since when expressions are stored, so that missed events are requested even after a crash."""
+    async def _begin_storing(self, since: Mapping[str, int], owed: Mapping[str, int] = NOTHING_OWED) -> None:
+        """Store since when expressions are stored, so that missed events are requested even after a crash.
+
+        `owed` has what known logs owe to them.
+        """
         if self._log is not None and since:
-            await self._run(self._log.positions.store, {f"since/{each}": ns for each, ns in since.items()})
+            changed = {f"since/{each}": ns for each, ns in since.items()} | dict(owed)
+            await self._run(self._log.positions.store, changed)
         await self._declare()
 
     def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
@@ -316,15 +371,83 @@ class Network:
         return self._declare()
 
     async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
     ) -> LogPage:
         """Request a page of another node's log. `link` is tried first. Default: the expressions of this node."""
         keys = tuple(expressions or self.interest.expressions) or NO_KEYS
-        last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
-        request = partial(self.request_client.request, first=last_seen_on, stream=True)
+        request = self._request_over(link, origin)
+        return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S, incarnation=incarnation)
+
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        """Request a page without events: how far a log reaches, and what it shares with `known` incarnations."""
+        request = self._request_over(link, origin)
+        return await request_page(
+            request, origin, NO_KEYS, 0, 0, PAGE_TIMEOUT_S, incarnation=incarnation, known=known, probe=True
+        )
+
+    def _request_over(self, link: str, origin: int) -> Request:
         if not self.links:
             raise NoResponders(log_key(origin))
-        return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S)
+        last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
+        return partial(self.request_client.request, first=last_seen_on, stream=True)
+
+    # A copy of the log of this node.
+
+    def is_copy(self, branch: Branch, offset: int, digest: bytes = b"") -> bool:
+        """Return whether a frame that names the log of this node comes from a copy of it, and report that once.
+
+        If the copy has the same incarnation, only its digest shows it. Then this log begins another one, so that other
+        nodes can tell the two apart.
+        """
+        if self._log is None or not branch.id:
+            return False  # an echo
+        if branch.id == self._lineage.current.id:
+            if digest and not self._separating:
+                self._separating = True
+                task = self._loop.create_task(self._compare_digest(self._log, branch, offset, digest))
+                self._comparing.add(task)
+                task.add_done_callback(self._comparing.discard)
+            return False
+        until = self._lineage.until(branch.id)
+        if until is not None and offset <= until:
+            return False  # a late frame of an earlier process
+        self._report_copy(branch)
+        return True
+
+    async def _compare_digest(self, log: Log, branch: Branch, offset: int, digest: bytes) -> None:
+        """Compare a digest with that of this log, and begin another incarnation if they differ."""
+        try:
+            own = await self._run(log.digest, offset) if offset <= await self._run(log.head) else b""
+            if own == digest or branch.id != self._lineage.current.id:
+                return
+            self._report_copy(branch)
+            await self._run(log.begin_incarnation)
+            self._lineage = log.lineage
+            self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)
+            self._declare()
+        except ZbusError as error:
+            record_reason(EVENT_RETRY, logging.WARNING, code="confirm_failed", reason=str(error), origin=self.origin)
+        finally:
+            self._separating = False
+
+    def _report_copy(self, branch: Branch) -> None:
+        if branch.id in self._copies:
+            return
+        self._copies.add(branch.id)
+        self._host.count("copies_found", 1)
+        reason = (
+            "another node uses a copy of the log of this one. Its events are received as those of another log. Close "
+            "one of the nodes, or give it a log of its own"
+        )
+        fields = {"origin": f"{self.origin:x}", "other": f"{branch.id:x}"}
+        fields["incarnation"] = f"{self._lineage.current.id:x}"
+        record_reason(ORIGIN_CLONED, logging.ERROR, code="own_log_copied", reason=reason, **fields)
 
     # Called by the inbox and the node registry.
 
@@ -339,6 +462,11 @@ class Network:
     def request_cancelled(self, request_id: int) -> None:
         """Cancel a request whose requester no longer waits."""
         self.request_server.cancel(request_id)
+
+    @property
+    def branch(self) -> Branch:
+        """The incarnation of the log of this node."""
+        return self._lineage.branch if self._log is not None else NO_BRANCH
 
     @property
     def subscribed(self) -> Sequence[str]:
@@ -358,7 +486,7 @@ class Network:
     def sent(self, name: str) -> int:
         """Return the position up to which everything was sent over a link, even if the link is not open now."""
         link = next((each for each in self.links if each.label == name), None)
-        return link.send_queue.sent if link is not None else self._stored.get(f"sent/{name}", self.head)
+        return link.send_queue.sent if link is not None else self._sent.get(name, self.head)
 
     def endpoints(self) -> list[str]:
         """Return the addresses at which other nodes can reach this one."""
@@ -463,10 +591,13 @@ class Network:
     def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
-        now = {f"sent/{link.label}": link.send_queue.sent for link in self.links}
-        positions = list(self.inbox.positions.items())  # a copy: the loop may change them at any time
-        now |= {f"from/{origin:x}": offset for origin, offset in positions}
-        forgotten = [name for name in self._stored if name.startswith("from/") and name not in now]
+        own = f"{OWN}/{self._lineage.current.id:x}"
+        sent = {link.label: link.send_queue.sent for link in self.links}
+        now = {self._sent_name(label): at for label, at in sent.items()} | self.inbox.known_logs.names()
+        now[own] = self._log.head()  # after the positions: it has everything that they say
+        replaced = {name for name in self._stored if name.rpartition("/")[2] in sent and _kind(name) in SENT_KINDS}
+        replaced |= {name for name in self._stored if _kind(name) in REPLACED_KINDS}
+        forgotten = [name for name in self._stored if name in replaced and name not in now]
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
@@ -482,6 +613,15 @@ class Network:
                 self._unstored = {}
             except Exception as error:
                 record_reason("POSITIONS_NOT_STORED", logging.WARNING, code="positions_not_stored", reason=str(error))
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _earlier(*clocks: Callable[[], int]) -> int:
+    """Return the earliest of several times: an event is rather requested in vain than missed."""
+    return min(clock() for clock in clocks)
 
 
 def _diagnostics(fabric: Fabric) -> dict[str, Any]:

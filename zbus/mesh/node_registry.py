@@ -15,11 +15,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zbus.observe.catalog import CODES
-from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REJOINED, record, record_reason
+from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REFUSED, NODE_REJOINED, record, record_reason
+from zbus.observe.throttle import Throttle
 from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
-from zbus.wire.announcement import NAMES_MAX, Announcement, decode_announcement, encode_announcement, node_key
+from zbus.wire.announcement import (
+    CAPABILITIES,
+    NAMES_MAX,
+    PROTOCOL,
+    PROTOCOL_MIN,
+    Announcement,
+    decode_announcement,
+    encode_announcement,
+    node_key,
+)
 
 from .host import Announces
 
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 ANNOUNCEMENTS_PER_TTL = 3  # how often a node announces itself within its TTL
 SOON_S = 0.05  # the delay of an announcement after a new node was seen
 NODES_MAX = 10_000
+REFUSED_S = 60.0  # a node that is refused is reported once in this time
 GONE_KEPT_S = 3600.0  # how long a node that left is remembered, so that its return is reported as rejoining
 
 
@@ -57,6 +68,9 @@ class NodeInfo(NamedTuple):
     serves: tuple[str, ...]
     truncated: int  # number of names left out of the four lists
     metadata: Mapping[str, str]
+    incarnation: str = "0"  # of its log, in hex
+    protocol: int = 1
+    capabilities: tuple[str, ...] = ()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -101,6 +115,7 @@ class NodeRegistry:
         # Two dicts, because nodes that are gone are evicted first. In each, the least recently seen node comes first.
         self._present: OrderedDict[int, _KnownNode] = OrderedDict()
         self._gone: OrderedDict[int, _KnownNode] = OrderedDict()
+        self._refusals = Throttle(REFUSED_S, runtime.monotonic)
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
@@ -108,7 +123,10 @@ class NodeRegistry:
         """Register the announcement of another node. Raises `EventInvalid` if the frame is malformed."""
         announcement = decode_announcement(frame)
         origin = announcement.origin
-        if origin == self._network.origin:
+        if origin == self._network.origin and announcement.branch.id in (0, self._network.branch.id):
+            return
+        if announcement.protocol_min > PROTOCOL or announcement.protocol < PROTOCOL_MIN:
+            self._refuse(announcement, link)
             return
         was_present = origin in self._present
         known = self._present.get(origin) or self._gone.get(origin)
@@ -134,6 +152,16 @@ class NodeRegistry:
         elif restarted or not was_present:
             self.announce_soon()
             _report(NODE_REJOINED, announcement, link, "node_restarted" if restarted else "node_seen_again")
+
+    def _refuse(self, announcement: Announcement, link: str) -> None:
+        self._count("nodes_refused", 1)
+        if self._refusals.due(announcement.origin):
+            reason = (
+                f"its protocol has version {announcement.protocol} and needs {announcement.protocol_min} or later; "
+                f"this node has version {PROTOCOL} and needs {PROTOCOL_MIN} or later. Upgrade the older one"
+            )
+            code = "protocol_unsupported"
+            record_reason(NODE_REFUSED, logging.ERROR, code=code, reason=reason, **_fields(announcement, link))
 
     def announce_soon(self) -> None:
         """Announce this node soon, because there is a new link or a new node."""
@@ -219,6 +247,10 @@ class NodeRegistry:
             serves=serves,
             more=sum(max(0, len(each) - NAMES_MAX) for each in lists),
             metadata=config.metadata,
+            branch=network.branch,
+            protocol=PROTOCOL,
+            protocol_min=PROTOCOL_MIN,
+            capabilities=CAPABILITIES,
         )
 
 
@@ -243,6 +275,9 @@ def _node(announcement: Announcement, seen_ns: int, here: bool, present: bool, t
         announcement.serves,
         announcement.more,
         dict(announcement.metadata),
+        f"{announcement.branch.id:x}",
+        announcement.protocol,
+        announcement.capabilities,
     )
 
 

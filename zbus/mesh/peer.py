@@ -6,17 +6,25 @@ offset up to which nothing is missing are requested from its log, page by page. 
 delivered: nothing is out of order, and nothing is delivered twice. Events that cannot be requested are reported as a
 gap. The gap is permanent and delivery resumes; or, for keys that this node stores, the gap stays open until the peer
 is back.
+
+A beacon is only a claim. Events are delivered as they arrive, and only those that are known by identity are duplicates;
+but the position of the peer is stored only once its log has confirmed it. A claim that the log does not confirm is
+reported and forgotten, and what came after the last confirmed position is requested again.
+
+Each incarnation of a log is a peer of its own, so two copies of one log are never mixed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from zbus.errors import RequestError, TransportError, ZbusError
@@ -30,16 +38,22 @@ from zbus.observe.records import (
     record,
     record_reason,
 )
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
 
+from .dedup import Arrival
 from .gap_ledger import GapLedger, GapReporter, TrimmedRanges
 from .interest import NEVER
-from .log_service import LogPage
+from .log_service import NOTHING_KNOWN, LogPage
 
 BUFFERED_EVENTS_MAX = 8192
+BUFFERED_BYTES_MAX = 16 * 1024 * 1024
+CONFIRM_S = (1.0, 5.0)  # the pauses before the log is asked to confirm a position; the longer ones after failures
+UNCONFIRMED_MAX = 3  # how often the log must say that it does not reach a position
+DOUBT_S = 2.0  # a contradiction leads to a repair at most this often
 TAIL_S = 0.25  # how long the last events that a beacon names may still be in flight
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
@@ -49,6 +63,9 @@ HEADS_KEPT = 100
 EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
 
+NOTHING_OWED: Mapping[str, int] = MappingProxyType({})
+
+
 class PeerContext(GapReporter, Protocol):
     """The node, as a peer sees it."""
 
@@ -56,15 +73,39 @@ class PeerContext(GapReporter, Protocol):
         """Deliver events, and store those that this node stores. The result completes when they are stored."""
 
     async def page(
-        self, origin: int, after: int, from_ns: int, link: str, expressions: Sequence[str] | None = None
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
     ) -> LogPage:
         """Request a page of a log. `link` is where its node was last seen."""
+
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
 
     async def wait_for_capacity(self) -> None:
         """Wait while too many bytes await commit or, in a bridge, await sending."""
 
-    def covered(self, origin: int, offset: int) -> None:
-        """Note that nothing of `origin` up to `offset` is missing."""
+    def covered(self, origin: int, incarnation: int, offset: int) -> None:
+        """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
+
+    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
+        """Return what is known of an identity."""
+
+    def report_late(self, envelope: Envelope, link: str) -> None:
+        """Report an event that is dropped, because later events of its publisher were delivered."""
+
+    def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
+        """Report that a log, known up to `known`, has the same events only up to `shared`."""
+
+    def report_unconfirmed(self, origin: int, claimed: int, head: int, link: str) -> None:
+        """Report that a position was claimed which the log, which ends at `head`, has not reached."""
+
+    def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
+        """Note how far the past events of an expression were fetched; None: all of them."""
 
 
 class Peer:
@@ -76,17 +117,32 @@ class Peer:
         context: PeerContext,
         covered: int | None,
         runtime: Runtime,
+        branch: Branch = NO_BRANCH,
+        known: Mapping[int, int] = NOTHING_KNOWN,
+        owed: Mapping[str, int] = NOTHING_OWED,
     ) -> None:
-        self.id, self._context, self._runtime = id, context, runtime
-        self._monotonic, self._time_ns = runtime.monotonic, runtime.time_ns
+        """Start at `covered`; None if that is not known.
+
+        `known` has other incarnations of its log with the offsets that were reached in them, which its log compares
+        with its own. `owed` has expressions whose past events are still to be requested, each after an offset.
+        """
+        self.id, self.branch, self._context, self._runtime = id, branch, context, runtime
+        self._monotonic, self._time_ns = runtime.monotonic, runtime.steady_ns
+        self._confirmed = covered  # its log has confirmed that it reaches this offset
+        self._confirming: asyncio.Task[None] | None = None
+        self._known = known
+        self._skew_ns: int | None = None  # how far its clock is ahead of ours, at least
+        self._doubted_at = -math.inf
         self.has_log = bool(id & 1)
         self._link = ""  # the link over which it was last seen
         self._covered = covered  # nothing up to this offset is missing; None for a new peer
         self._covered_at = self._time_ns()
         self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
+        self._highest = 0  # the highest offset of an event that was taken
         self._last: dict[str, int] = {}
         self._buffered: deque[tuple[Envelope, str]] = deque()
+        self._buffered_bytes = 0
         self._evicted_up_to = 0
         self._pending: Beacon | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -94,7 +150,7 @@ class Peer:
         self._seen_again = asyncio.Event()
         self._complete = False
         self._rewind_to: int | None = None
-        self._past_expressions: list[tuple[str, ...]] = []
+        self._owed = dict(owed)
         self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
         # The heads of the beacons during a repair, and when they came.
@@ -109,6 +165,28 @@ class Peer:
     def covered(self) -> int:
         """The offset up to which nothing is missing; 0 for a new peer."""
         return self._covered or 0
+
+    @property
+    def settled(self) -> int:
+        """The offset up to which nothing is missing, as far as the log or an event has shown that it exists."""
+        return min(self.covered, max(self._confirmed or 0, self._highest))
+
+    def succeed(self, other: Peer) -> None:
+        """Take over what is known from an earlier incarnation of the same log, which has ended."""
+        if other.branch.id != self.branch.parent:
+            return
+        first = self.branch.first
+        self._last = {key: offset for key, offset in other._last.items() if offset < first}
+        self._clock_ns, self._highest, self._link = other._clock_ns, other.settled, other._link
+        self._settling_beacons, self._gave_up = other._settling_beacons, other._gave_up
+        self._gap_ledger.succeed(other._gap_ledger)
+        if other._pending is not None:
+            self._gap_ledger.note_newest(other._pending.newest)
+        if buffered := [item for item in other._buffered if item[0].offset < first]:
+            for envelope, link in buffered:
+                self._buffer([envelope], link)
+            self._evicted_up_to = max(self._evicted_up_to, other._evicted_up_to)
+            self._repair()
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
@@ -126,13 +204,17 @@ class Peer:
             self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
         last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
-        key, seen = "", 0
+        key, seen, contradicted = "", 0, False
         for at, envelope in enumerate(envelopes):
             if envelope.key != key:
                 key = envelope.key
                 seen = max(last.get(key, covered), covered)
             if envelope.offset <= seen:
-                self._context.count("duplicates_received", 1)
+                if new and new[-1].offset == envelope.offset and _identity(new[-1]) == _identity(envelope):
+                    self._context.count("duplicates_received", 1)  # it was buffered twice
+                elif self._is_missed(envelope):
+                    new.append(envelope)
+                    contradicted = True
                 continue
             if envelope.previous > seen and not (self._settling_beacons and not self.has_log and key not in last):
                 self._buffer(envelopes[at:], link)
@@ -142,12 +224,18 @@ class Peer:
                 self._context.report_gap(self.id, key, envelope.publisher_id, envelope.sequence)
             last[key] = seen = envelope.offset
             new.append(envelope)
+        if new:
+            self._highest = max(self._highest, new[-1].offset)
         self._taken_events += len(new)
         self._bound_keys()
         if new and self._clock_ns == NEVER:
             self._clock_ns = new[0].published_at
         if self._trimmed is not None:
             self._trimmed.report(new)
+        if contradicted:
+            self._doubt()
+        elif self._owed and self._repairing is None:
+            self._repair()
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
@@ -158,6 +246,8 @@ class Peer:
             # Its events may still be in flight on another thread, or were sent before this node subscribed.
             self._covered, self._settling_beacons = beacon.since, 1
         self._seen_again.set()
+        if self._owed:
+            self._repair()
         if self._covered is not None and beacon.head <= self._covered:
             return
         if self._repairing is not None:
@@ -188,19 +278,94 @@ class Peer:
             self._repair()
 
     def fetch_past(self, expressions: Sequence[str]) -> None:
-        """Request the past events of these expressions as well, if the peer is known already."""
+        """Request the past events of these expressions as well. A new peer is asked for everything anyway."""
         if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
-            self._past_expressions.append(tuple(expressions))
+            self._owed.update(dict.fromkeys(expressions, 0))
             self._repair()
 
-    def close(self) -> asyncio.Task[None] | None:
-        """Stop. Return the task to wait for, or None."""
+    def close(self) -> list[asyncio.Task[None]]:
+        """Stop. Return the tasks to wait for."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._repairing is not None:
-            self._repairing.cancel()
+        ending = [task for task in (self._repairing, self._confirming) if task is not None]
+        for task in ending:
+            task.cancel()
         self._gap_ledger.close()
-        return self._repairing
+        return ending
+
+    # Claims and what the log confirms.
+
+    def _is_missed(self, envelope: Envelope) -> bool:
+        """Return whether an event must be delivered, although its offset was passed already.
+
+        Only its identity shows that it is a duplicate. If later events of its publisher were delivered, it was given
+        up as lost, and to deliver it now would break their order.
+        """
+        arrival = self._context.look_up(envelope.publisher_id, envelope.sequence)
+        if arrival is Arrival.DUPLICATE:
+            self._context.count("duplicates_received", 1)
+            return False
+        if arrival is Arrival.SKIPPED:
+            self._context.report_late(envelope, self._link)
+        return arrival is not Arrival.SKIPPED
+
+    def _doubt(self) -> None:
+        """Forget everything that its log has not confirmed, and request it again: a claim contradicts an event."""
+        now = self._monotonic()
+        if now - self._doubted_at < DOUBT_S:
+            return
+        self._doubted_at = now
+        self._last.clear()
+        self._pending = None
+        if self.has_log:
+            self._covered = self._confirmed
+            self._repair()
+        else:
+            self._covered, self._settling_beacons = 0, 2
+
+    def _confirm_soon(self) -> None:
+        if self._confirming is None:
+            self._confirming = asyncio.get_running_loop().create_task(self._confirm())
+
+    async def _confirm(self) -> None:
+        """Ask the log whether it reaches the position that was claimed, until it has said so or does not reply."""
+        pauses, refused = Backoff(*CONFIRM_S, jitter=0), 0
+        try:
+            while self._unconfirmed():
+                await asyncio.sleep(pauses.next())
+                claimed = self._covered or 0
+                if not self._unconfirmed():
+                    continue  # a repair has, or will
+                try:
+                    head = (await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)).head
+                except Exception as error:  # it is asked again; until then the position is not stored
+                    record(EVENT_RETRY, logging.DEBUG, origin=f"{self.id:x}", code="confirm_failed", reason=str(error))
+                    continue
+                pauses.reset()
+                if not self._unconfirmed():
+                    continue
+                if head >= claimed:
+                    refused = 0
+                    self._confirmed = min(claimed, self._covered or 0)
+                    self._context.covered(self.id, self.branch.id, self._confirmed)
+                elif (refused := refused + 1) >= UNCONFIRMED_MAX:
+                    self._refuse(claimed, head)
+        finally:
+            self._confirming = None
+
+    def _unconfirmed(self) -> bool:
+        covered, confirmed = self._covered or 0, -1 if self._confirmed is None else self._confirmed
+        return self._repairing is None and covered > confirmed
+
+    def _refuse(self, claimed: int, head: int) -> None:
+        """Forget a position that the log has not reached."""
+        if self._confirmed is not None and head < self._confirmed:  # only version 0.1 does not name its incarnation
+            self._context.report_rewound(self.id, self.branch, self._confirmed, head)
+            self._confirmed = head
+        else:
+            self._context.report_unconfirmed(self.id, claimed, head, self._link)
+        self._doubted_at = -math.inf
+        self._doubt()
 
     def _missing(self, beacon: Beacon) -> list[str]:
         covered, interest = self._covered or 0, self._context.interest
@@ -254,7 +419,10 @@ class Peer:
         self._covered_at = self._time_ns()
         self._gave_up = False
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
-        self._context.covered(self.id, self._covered)
+        if self._confirmed is not None and self._covered <= self._confirmed:
+            self._context.covered(self.id, self.branch.id, self._covered)
+        elif self.has_log:
+            self._confirm_soon()
 
     def _bound_keys(self) -> None:
         """Forget the older half of the keys if there are too many, as of a peer that sends no beacons.
@@ -270,9 +438,20 @@ class Peer:
 
     def _buffer(self, envelopes: Sequence[Envelope], link: str) -> None:
         for envelope in envelopes:
-            if len(self._buffered) >= BUFFERED_EVENTS_MAX:
-                self._evicted_up_to = max(self._evicted_up_to, self._buffered.popleft()[0].offset)
             self._buffered.append((envelope, link))
+            self._buffered_bytes += len(envelope.payload)
+            while len(self._buffered) > BUFFERED_EVENTS_MAX or self._buffered_bytes > BUFFERED_BYTES_MAX:
+                self._evicted_up_to = max(self._evicted_up_to, self._unbuffer().offset)
+
+    def _unbuffer(self) -> Envelope:
+        envelope, _ = self._buffered.popleft()
+        self._buffered_bytes -= len(envelope.payload)
+        return envelope
+
+    def _take_buffered(self) -> list[tuple[Envelope, str]]:
+        """Return the buffered events in order, and forget them."""
+        taken, self._buffered, self._buffered_bytes = sorted(self._buffered, key=_by_offset), deque(), 0
+        return taken
 
     def _repair(self) -> None:
         if self._repairing is None:
@@ -292,9 +471,10 @@ class Peer:
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **fields)
         while True:
             try:
-                if self._past_expressions:
-                    await self._fetch(self._past_expressions[0])
-                    self._past_expressions.pop(0)
+                if self._covered is None and (self._known or self._skew_ns is None):
+                    await self._compare()
+                if self._owed:
+                    await self._fetch(*next(iter(self._owed.items())))
                 if self._rewind_to is not None:
                     self._covered, self._rewind_to = min(self._covered or 0, self._rewind_to), None
                     self._repaired_after = min(self._covered, self._repaired_after or 0)
@@ -362,16 +542,35 @@ class Peer:
             await asyncio.sleep(EMPTY_PAGE_S)
 
     def _is_done(self) -> bool:
-        nothing_else = not self._past_expressions and self._rewind_to is None
+        nothing_else = not self._owed and self._rewind_to is None
         return self._complete and nothing_else and self._evicted_up_to <= (self._covered or 0)
+
+    async def _compare(self) -> None:
+        """Ask the log what it shares with the incarnations that are known, and what time it is there."""
+        known, asked_at = self._known, self._time_ns()
+        page = await self._context.describe(self.id, self.branch.id, self._link, known)
+        self._measure_skew(page.now_ns, asked_at)
+        if known:
+            self._known = NOTHING_KNOWN
+            self._covered = self._confirmed = page.shared
+            if page.shared is None or page.shared not in known.values():
+                self._context.report_rewound(self.id, self.branch, max(known.values()), page.shared or 0)
+
+    def _measure_skew(self, now_ns: int, asked_at: int) -> None:
+        """Note how far the clock of the peer is ahead at least. Less than the time of a round trip is not a skew."""
+        least, most = now_ns - self._time_ns(), now_ns - asked_at
+        self._skew_ns = 0 if least <= 0 <= most or not now_ns else least
 
     async def _page(self) -> Sequence[Envelope]:
         """Request the next page, deliver its new events in order, and wait until they are stored. Return them."""
         after, interest = self._covered or 0, self._context.interest
-        # A new peer is asked by time instead of offset: ours, or its own if its clock is behind, as its events show.
-        from_ns = min(interest.earliest, self._clock_ns) if self._covered is None else 0
-        link = self._link
-        page = await self._context.page(self.id, after, from_ns, link)
+        # A new peer is asked by time instead of offset: by its own clock.
+        from_ns = 0
+        if self._covered is None and interest.earliest:
+            from_ns = max(0, min(interest.earliest + (self._skew_ns or 0), self._clock_ns))
+        link, asked_at = self._link, self._time_ns()
+        page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id)
+        self._measure_skew(page.now_ns, asked_at)
         self._check_page(page, after)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         new: list[Envelope] = []
@@ -380,9 +579,12 @@ class Peer:
                 continue
             if envelope.offset > max(after, self._last.get(envelope.key, 0)):
                 new.append(envelope)
+        reported = trimmed and await self._accept_buffered(page.low_water)
+        if page.skipped:
+            new = self._with_buffered(new, page.covered)
         if trimmed:
             self._trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
-        reported = self._trimmed is not None and self._trimmed.report(new)
+        reported = (self._trimmed is not None and self._trimmed.report(new)) or reported
         if trimmed and not reported and self._trimmed is not None:
             self._trimmed.count()
             reason = "retention removed it at the publisher"
@@ -394,9 +596,36 @@ class Peer:
             await stored
         for envelope in new:
             self._last[envelope.key] = max(envelope.offset, self._last.get(envelope.key, 0))
-        self._covered = max(after, page.covered)
+        self._covered = self._confirmed = max(after, page.covered)
         self._complete = page.covered >= page.head
+        while self._buffered and self._buffered[0][0].offset <= self._covered and self._is_known(self._buffered[0][0]):
+            self._unbuffer()  # the log supplied it
         return new
+
+    async def _accept_buffered(self, until: int) -> bool:
+        """Deliver the buffered events up to an offset, which the log no longer has. Report what is missing before them.
+
+        Return whether anything is.
+        """
+        stored: Awaitable[object] | None = None
+        reported = False
+        for envelope, link in sorted(self._buffered, key=_by_offset):
+            if envelope.offset <= until and not self._is_known(envelope):
+                identity = (envelope.publisher_id, envelope.sequence)
+                reported = self._context.report_gap(self.id, envelope.key, *identity) or reported
+                stored = self._context.accept([envelope], link, repaired=True) or stored
+        if stored is not None:
+            await stored
+        return reported
+
+    def _with_buffered(self, found: list[Envelope], until: int) -> list[Envelope]:
+        """Return the events of a page together with the buffered ones that the log no longer has, in order."""
+        offsets = {envelope.offset for envelope in found}
+        kept = {each.offset: each for each, _ in self._buffered if each.offset <= until and each.offset not in offsets}
+        return sorted([*found, *kept.values()], key=lambda envelope: envelope.offset)
+
+    def _is_known(self, envelope: Envelope) -> bool:
+        return self._context.look_up(envelope.publisher_id, envelope.sequence) is Arrival.DUPLICATE
 
     def _check_page(self, page: LogPage, after: int) -> None:
         """Report corrupt events that the peer left out. Raises `TransportError` if the page does not advance."""
@@ -417,22 +646,29 @@ class Peer:
         """
         if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
             return False
-        return envelope.published_at < since
+        return envelope.published_at < since + (self._skew_ns or 0)
 
-    async def _fetch(self, expressions: tuple[str, ...]) -> None:
-        """Deliver everything that the log has for some expressions. Events that are known already are duplicates."""
-        after, link, interest = 0, self._link, self._context.interest
+    async def _fetch(self, expression: str, after: int) -> None:
+        """Deliver everything that the log has for an expression. Events that are known already are duplicates."""
+        link, interest = self._link, self._context.interest
         while True:
-            page = await self._context.page(self.id, after, 0, link, expressions)
+            page = await self._context.page(self.id, after, 0, link, (expression,), incarnation=self.branch.id)
             self._check_page(page, after)
-            wanted = [each for each in page.envelopes if each.published_at >= interest.of(each.key).since]
+            wanted = [
+                each
+                for each in page.envelopes
+                if each.published_at >= interest.of(each.key).since + min(0, self._skew_ns or 0)
+            ]
             await self._context.wait_for_capacity()
             stored = self._context.accept(wanted, link, repaired=True)
             if stored is not None:
                 await stored
             if page.covered >= page.head:
+                del self._owed[expression]
+                self._context.past_fetched(self.id, expression, None)
                 return
-            after = page.covered
+            after = self._owed[expression] = page.covered
+            self._context.past_fetched(self.id, expression, after)
             await self._progress(len(wanted))
 
     async def _await_and_give_up(self) -> None:
@@ -444,7 +680,7 @@ class Peer:
 
         If the peer has a log, the stored keys with a gap keep waiting for it; the others do not.
         """
-        buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
+        buffered = self._take_buffered()
         interest, waits = self._context.interest, self.has_log and self._context.interest.stores_any
         given_up = self._covered or 0  # up to here, what did not arrive is reported
         run: list[Envelope] = []
@@ -452,10 +688,13 @@ class Peer:
         for envelope, link in buffered:
             seen = self._reached(envelope.key)
             if envelope.offset <= seen:
-                self._context.count("duplicates_received", 1)
+                self._context.accept(run, run_link)  # first: they may be what shows that it is a duplicate
+                run, run_link = [], link
+                if self._is_missed(envelope):
+                    run.append(envelope)
                 continue
             if waits and envelope.previous > seen and interest.of(envelope.key).stored:
-                self._buffered.append((envelope, link))
+                self._buffer([envelope], link)
                 continue
             if envelope.previous > seen or link != run_link:
                 self._context.accept(run, run_link)
@@ -502,7 +741,8 @@ class Peer:
         for envelope in envelopes:
             seen = self._reached(envelope.key)
             if envelope.offset <= seen:
-                self._context.count("duplicates_received", 1)
+                if self._is_missed(envelope):
+                    new.append(envelope)
             elif envelope.previous > seen:
                 self._buffer([envelope], link)
             else:
@@ -521,13 +761,17 @@ class Peer:
     def _resume(self) -> None:
         """Deliver the events that were buffered during the repair."""
         self._gap_ledger.close()
-        buffered, self._buffered = sorted(self._buffered, key=_by_offset), deque()
+        buffered = self._take_buffered()
         self._evicted_up_to, self._repairing = 0, None
         for link, items in groupby(buffered, key=lambda item: item[1]):
             envelopes = [envelope for envelope, _ in items]
             self._context.accept(self.take(envelopes, link), link)
         if self._repairing is None:
             self._advance(self._covered or 0)
+
+
+def _identity(envelope: Envelope) -> tuple[int, int]:
+    return envelope.publisher_id, envelope.sequence
 
 
 def _by_offset(item: tuple[Envelope, str]) -> int:

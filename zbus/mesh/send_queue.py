@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from zbus.errors import LogTrimmed, ZbusError
+from zbus.errors import LogError, LogTrimmed, ZbusError
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_DROPPED, EVENT_RETRY, record_reason
 from zbus.ports.fabric import Fabric
+from zbus.ports.lineage import NO_BRANCH
 from zbus.ports.log import Log, Row, Span, row_of
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
@@ -319,6 +320,8 @@ class SendQueue:
         """Send rows in order, each with its offset."""
         if rows and rows[0][1] <= self.sent:  # already sent from the log
             rows = [pair for pair in rows if pair[1] > self.sent]
+        if self._log is not None:
+            self._framing.branch = self._log.lineage.branch
         made = self._framing.make(rows)
         if made.frames:
             self._fabric.send(made.frames)
@@ -354,7 +357,12 @@ class SendQueue:
 
     def _send_beacon(self) -> None:
         if not self._fabric.events_only:
-            beacon = Beacon(self._origin, self._since, self.sent, dict(self._newest))
+            branch, digest = NO_BRANCH, b""
+            if self._log is not None:
+                branch = self._log.lineage.branch
+                with suppress(LogError):  # the beacon is sent without it
+                    digest = self._log.digest(self.sent)
+            beacon = Beacon(self._origin, self._since, self.sent, dict(self._newest), branch, digest)
             self._fabric.send([(beacon_key(self._origin), encode_beacon(beacon))])
         self._newest.clear()
         self._since, self._beacon_at = self.sent, self._monotonic()

@@ -37,6 +37,24 @@ RECORDS: dict[str, RecordInfo] = {
     "NODE_REJOINED": RecordInfo(
         "INFO", "A node that had left announced itself again.", "node, node_name, bus, host, pid, link, code, reason"
     ),
+    "NODE_REFUSED": RecordInfo(
+        "ERROR",
+        "A node does not understand the protocol of this one, or the other way round; at most one record per minute.",
+        "node, node_name, bus, host, pid, link, code, reason",
+    ),
+    "ORIGIN_CLONED": RecordInfo(
+        "ERROR", "Two nodes use copies of one log.", "origin, incarnation, other (incarnation), code, reason"
+    ),
+    "ORIGIN_REWOUND": RecordInfo(
+        "WARNING",
+        "The log of another node was replaced by an older one.",
+        "origin, incarnation, known (offset), shared (offset), code, reason",
+    ),
+    "ORIGIN_UNCONFIRMED": RecordInfo(
+        "WARNING",
+        "A frame named an offset that its log does not have; at most one record per minute and log.",
+        "origin, claimed, head, link, code, reason",
+    ),
     "EVENT_PUBLISHED": RecordInfo(
         "DEBUG",
         "A burst of events was stored or, without a log, handed on.",
@@ -105,6 +123,11 @@ RECORDS: dict[str, RecordInfo] = {
     "REQUEST_FAILED": RecordInfo("WARNING", "A request could not be sent to a node.", f"{_SOURCE}, detail"),
     "RECEIVE_FAILED": RecordInfo(
         "WARNING", "A received frame, or its acknowledgement, caused an unexpected error.", "link, code, reason"
+    ),
+    "POSITIONS_RESET": RecordInfo(
+        "WARNING",
+        "The stored positions do not belong to this log; the events of other nodes are requested again.",
+        "path, code, reason",
     ),
     "POSITIONS_NOT_STORED": RecordInfo(
         "WARNING", "The log did not store positions.", f"code, reason; or {_SOURCE}, detail"
@@ -196,7 +219,9 @@ CODES: dict[str, str] = {
     "spilled": "A subscription's queue is full; it continues from the log.",
     # Between nodes.
     "acknowledge_failed": "A transport raised an error when a received frame was acknowledged.",
+    "claim_unconfirmed": "A frame named an offset that its log does not have.",
     "close_failed": "A transport, or another part of the bus, raised an error while it was closed.",
+    "confirm_failed": "The log of another node did not confirm a position yet; it is asked again.",
     "declare_failed": "A transport did not accept the key expressions or the served keys.",
     "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
@@ -213,7 +238,12 @@ CODES: dict[str, str] = {
     "invalid_too_large": "A received payload is larger than `payload_bytes_max`.",
     "invalid_version": "A frame has an unknown version or kind.",
     "late": "Events arrived so late that they cannot be distinguished from duplicates.",
+    "log_copied": "Two nodes use copies of one log.",
+    "log_rewound": "The log of another node was restored from a backup, or copied.",
     "link_failed": "A side of a bridge cannot be connected.",
+    "own_log_copied": "Another node uses a copy of the log of this one.",
+    "protocol_unsupported": "The protocol of a node is too old or too new for the other one.",
+    "positions_of_another_log": "The stored positions are of another log, or of a newer state of it.",
     "node_closed": "The node was closed.",
     "node_restarted": "The node was restarted.",
     "node_seen_again": "The node announces itself again.",
@@ -322,6 +352,8 @@ COUNTERS: dict[str, str] = {
     "nodes": "Nodes that are alive, including this one.",
     "acknowledge_errors": "Received frames whose acknowledgement raised an error.",
     "backlogged": "Events that waited in a backlog beside a full queue.",
+    "claims_unconfirmed": "Offsets named by frames of other nodes that their logs do not have.",
+    "copies_found": "Pairs of copies of one log that are in use at the same time.",
     "corrupt_skipped": "Corrupt events that were skipped.",
     "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",
     "dropped_backlog_full": "Events dropped because the backlog beside a queue was full.",
@@ -353,6 +385,8 @@ COUNTERS: dict[str, str] = {
     "loops_prevented": "Events of a bridge that came back to it.",
     "missed_by_retention": "Events that retention removed before a subscription read them, once per subscription.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
+    "nodes_refused": "Announcements of nodes whose protocol is too old or too new.",
+    "origins_rewound": "Logs of other nodes that were replaced by older ones.",
     "outcome_unknown": "Events of which the log did not say whether they were stored.",
     "peer_keys_evicted": "Keys whose last offset was forgotten because a node sent too many of them without a beacon.",
     "peers_evicted": "Nodes whose state was forgotten because too many are known.",

@@ -8,9 +8,13 @@ incarnation that they have in common, and no others: the same offset after that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from zbus.event import NUMBER_MAX
+
+_Number = Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)]
 
 
 class Incarnation(NamedTuple):
@@ -20,6 +24,27 @@ class Incarnation(NamedTuple):
     first: int  # the offset of the first event that it can store
     started_at: int = 0  # Unix ns
     host: str = ""
+
+
+class Branch(NamedTuple):
+    """The current incarnation of a log as frames and beacons name it: where it begins, and what it continues."""
+
+    id: _Number
+    first: _Number
+    parent: _Number  # the incarnation before it, or itself if it is the first
+
+    def shared(self, known: Mapping[int, int]) -> int | None:
+        """Return what `Lineage.shared` returns, or None if only the whole lineage can tell.
+
+        >>> Branch(9, 101, 7).shared({7: 180}), Branch(9, 101, 7).shared({5: 180})
+        (100, None)
+        """
+        if self.id in known:
+            return known[self.id]
+        return min(known[self.parent], max(0, self.first - 1)) if self.parent in known else None
+
+
+NO_BRANCH = Branch(0, 0, 0)  # of a node without a log, or of version 0.1
 
 
 class Lineage(NamedTuple):
@@ -40,9 +65,10 @@ class Lineage(NamedTuple):
         return self.incarnations[-1]
 
     @property
-    def parent(self) -> int:
-        """The id of the incarnation before the current one, or the current one if it is the first."""
-        return self.incarnations[max(-len(self.incarnations), -2)].id
+    def branch(self) -> Branch:
+        """The current incarnation as frames and beacons name it."""
+        parent = self.incarnations[max(-len(self.incarnations), -2)]
+        return Branch(self.current.id, self.current.first, parent.id)
 
     def until(self, incarnation: int) -> int | None:
         """Return the last offset that this log can have in common with a log in `incarnation`; None if unknown."""

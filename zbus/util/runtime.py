@@ -20,6 +20,7 @@ from copy import copy
 from typing import Any, Protocol, Self
 
 from .driver import Driver, OnError, Step, ThreadDriver
+from .process import boot_id
 from .run_id import inherit, run_id
 
 
@@ -45,13 +46,23 @@ class Runtime:
         self.uniform: Callable[[float, float], float] = random.uniform
         self.pid: Callable[[], int] = os.getpid
         self.hostname: Callable[[], str] = platform.node
+        self.boot_id: Callable[[], str] = boot_id
         self.run_id: str | None = None  # of the node that this runtime belongs to
+        self.clock_zero_ns = self.time_ns() - self.monotonic_ns()  # what the clock showed when the machine booted
 
     def for_node(self) -> Self:
         """Return the runtime of a new node: the same clocks, randomness and threads, and a run id of its own."""
         own = copy(self)
         own.run_id = own.token_hex(8)
+        own.clock_zero_ns = own.time_ns() - own.monotonic_ns()
         return own
+
+    def steady_ns(self) -> int:
+        """Return Unix time by a clock that nobody sets: it may be wrong, but by the same amount at all times.
+
+        It continues over the restarts of a process if `clock_zero_ns` is kept until the machine boots.
+        """
+        return self.clock_zero_ns + self.monotonic_ns()
 
     @contextmanager
     def running(self) -> Iterator[None]:

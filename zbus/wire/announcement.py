@@ -1,4 +1,9 @@
-"""Announcements: a node describes itself to the other nodes periodically."""
+"""Announcements: a node describes itself to the other nodes, on each new link and then periodically.
+
+They are the handshake between nodes: each names the version of the protocol that it speaks, the oldest version that it
+understands, and its capabilities. A node ignores capabilities that it does not know, and refuses a node that does not
+understand its version. Version 0.1 of zbus, which sends neither, speaks version 1.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,15 @@ from typing import Annotated
 import msgspec
 
 from zbus.errors import EventInvalid
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.util.malformed import MALFORMED
 
 from .envelope import NODE
 
 NODES = "@zbus/node/*"
+# Raise PROTOCOL with each change that older nodes cannot ignore, and PROTOCOL_MIN when older nodes are refused.
+PROTOCOL, PROTOCOL_MIN = 2, 1
+CAPABILITIES = ("lineage",)  # frames, beacons and pages name the incarnation of their log
 NAMES_MAX = 100  # the longest list of names; `more` counts what is left out
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 _PREFIX = bytes([NODE])
@@ -38,6 +47,10 @@ class Announcement(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     serves: _Names  # keys
     more: int
     metadata: Mapping[str, str]
+    branch: Branch = NO_BRANCH  # of its log
+    protocol: int = 1
+    protocol_min: int = 1
+    capabilities: _Names = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -3,6 +3,9 @@
 A receiver detects a gap when the next event on the same key arrives. Nothing follows the last event on a key, so a node
 repeats the newest offset of each key to which it sent events since the last beacon. `since` is the `head` of the beacon
 before, so a receiver also notices a lost beacon, and then requests the missing events from the log.
+
+A beacon also names the incarnation of the log (`branch`), and a digest of its events up to `head`: two copies of one
+log that share an incarnation, as after a snapshot of a virtual machine was resumed, differ in it.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import msgspec
 
 from zbus.errors import EventInvalid
 from zbus.event import NUMBER_MAX
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.util.malformed import MALFORMED
 
 from .envelope import BEACON, check_received
 
 ENTRIES_MAX = 4096
+DIGEST_BYTES_MAX = 32
 _PREFIX = bytes([BEACON])
 
 
@@ -30,6 +35,8 @@ class Beacon(msgspec.Struct, array_like=True, frozen=True):
     since: int
     head: int
     newest: dict[str, Newest]
+    branch: Branch = NO_BRANCH
+    digest: bytes = b""  # of the log up to `head`; empty if it is unknown
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -65,4 +72,6 @@ def decode_beacon(frame: bytes) -> Beacon:
         numbers += newest
     if min(numbers) < 0 or max(numbers) > NUMBER_MAX or len(beacon.newest) > ENTRIES_MAX:
         raise EventInvalid("malformed beacon: a number is out of range")
+    if len(beacon.digest) > DIGEST_BYTES_MAX:
+        raise EventInvalid("malformed beacon: its digest is too long")
     return beacon

@@ -2,8 +2,9 @@
 
 An envelope is a msgpack array. The five fields of every event plane come first (publisher_id, sequence, published_at,
 topic, payload), then key, headers, the offset in the sender's log, the id of that log (`origin`), the offset of the
-previous event on the same key in it (`previous`), and the nodes that forwarded the event (`via`). A decoder ignores
-further fields at the end, so that later versions can add some.
+previous event on the same key in it (`previous`), and the nodes that forwarded the event (`via`). The first envelope of
+a frame also names the incarnation of that log (`branch`), which is the same for all of them. A decoder ignores further
+fields at the end, so that later versions can add some; version 0.1 ignores `branch`.
 
 A frame is one byte for its kind, and then msgpack: one envelope, or an array of envelopes.
 """
@@ -20,6 +21,7 @@ from zbus.event import NUMBER_MAX, Event, Provenance
 from zbus.headers import decode_headers, raw_headers
 from zbus.keys import check_key
 from zbus.observe.records import RECORDS
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.ports.log import Row
 from zbus.util.malformed import MALFORMED
 from zbus.util.memo import Memo
@@ -54,6 +56,7 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     origin: _Number = 0
     previous: _Number = 0
     via: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=VIA_MAX)] = ()
+    branch: Branch = NO_BRANCH
 
     def event(self, offset: int = 0) -> Event:
         """Return the event, with an offset of this node's log or 0."""
@@ -106,8 +109,11 @@ def fields_of(event: Event, origin: int = 0, previous: int = 0, via: tuple[int, 
     )
 
 
-def encode_run(run: Sequence[Fields]) -> bytes:
-    """Encode several envelopes as one frame."""
+def encode_run(run: Sequence[Fields], branch: Branch = NO_BRANCH) -> bytes:
+    """Encode several envelopes of one log as one frame."""
+    if branch.id:
+        first = (*run[0], branch)
+        return _ONE + _encode(first) if len(run) == 1 else _MANY + _encode([first, *run[1:]])
     return _ONE + _encode(run[0]) if len(run) == 1 else _MANY + _encode(run)
 
 

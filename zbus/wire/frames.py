@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from zbus.ports.lineage import NO_BRANCH
 from zbus.ports.log import Row
 
 from .beacon import Newest
@@ -42,6 +43,7 @@ class Framing:
 
     def __init__(self, origin: int, floor: int, forward: Forward | None) -> None:
         self._origin, self._floor, self._forward = origin, floor, forward
+        self.branch = NO_BRANCH  # of the log that the events come from
         self._last: dict[str, int] = {}
 
     def restart(self, floor: int) -> None:
@@ -89,7 +91,7 @@ class Framing:
 
     def _finish(self, made: Frames, key: str, run: list[Fields], before: int) -> None:
         if run:
-            made.frames.append((key, encode_run(run)))
+            made.frames.append((key, encode_run(run, self.branch)))
             made.events += len(run)
             made.last[key] = before
             made.newest[key] = (before, run[-1][0], run[-1][1])

@@ -1,16 +1,18 @@
 """The head record: a small file beside the log with the offsets that the log must contain, and its owner.
 
 SQLite cannot detect that its file was replaced by an older copy, or that a flipped bit made the
-write-ahead log end early: both look like a shorter, healthy log. So the epoch and the last
-acknowledged offset are kept in a separate file, in memory shared with the kernel. This survives a
-killed process and costs a few memory stores per commit. Offsets are reserved in steps that are
-synced to disk before use, so that even a log that lost its newest events never assigns one twice.
+write-ahead log end early: both look like a shorter, healthy log. So the epoch, the incarnation and
+the last acknowledged offset are kept in a separate file. Each commit writes it into the kernel's
+page cache, which survives a killed process. Offsets are reserved in steps that are synced to disk
+before use, so that even a log that lost its newest events never assigns one twice.
+
+The file is not mapped into memory: a store into a mapping kills the process if the disk is full.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import mmap
 import os
 import struct
 import time
@@ -22,13 +24,16 @@ from zbus.errors import LogDamaged, LogLocked
 from zbus.util.process import boot_id, is_running
 
 RESERVE = 1 << 20
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
 _BOOT_AT, _RELAXED_AT = 24, 60  # the boot id when the log was opened, and whether commits were not synced
 _BRIEF_AT = 61  # whether the owner has the log only for the duration of a call
-_FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; earlier versions kept a fifth number
-_SLOT = struct.Struct("<16sqq8xqI")  # the same with a checksum
+_FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; the first versions kept a fifth number
+_SLOT = struct.Struct("<16sqq8xqIqI")  # the same with a checksum, and the incarnation with a checksum of all before it
 _CHECKSUM = struct.Struct("<I")
+_INCARNATION = struct.Struct("<q")
+_WITHOUT_INCARNATION = bytes(_INCARNATION.size + _CHECKSUM.size)  # in a slot that version 0.1 wrote
 _SLOTS_AT = (64, 128)
 _SIZE = 4096
 BRIEF_WAIT_S = 10.0  # how long to wait for such an owner
@@ -41,48 +46,61 @@ class Head(NamedTuple):
     epoch: bytes
     head: int = 0
     reserved: int = 0
+    incarnation: int = 0
 
 
 class HeadRecord:
-    """The head record of one log, locked by its owner. `update` is cheap; `sync` writes it to disk."""
+    """The head record of one log, locked by its owner. `update` is cheap; `sync` writes it to disk.
+
+    The methods that write raise `OSError`, such as on a full disk, and then leave the last state in place.
+    """
 
     def __init__(self, log_path: str, *, accept_loss: bool = False, relaxed: bool = False, brief: bool = False) -> None:
         self.path = Path(f"{log_path}-head")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._lock(log_path, brief)
-            size = os.fstat(self._fd).st_size
-            new = size == 0
-            if 0 < size < _SIZE and not accept_loss:
+            data = os.pread(self._fd, _SIZE, 0)
+            if 0 < len(data) < _SIZE and not accept_loss:
                 raise LogDamaged(log_path, "its head record is malformed")
-            if size < _SIZE:
-                os.truncate(self._fd, _SIZE)
-            self._map = mmap.mmap(self._fd, _SIZE)
+            if len(data) < _SIZE:
+                data = self._allocate(data)
+            self._serial = 0
+            self.current: Head | None = None
+            data = self._load(data, log_path, accept_loss)
+            boot = boot_id().encode()[:36]
+            # With durability "os", a power cut may remove the newest events, and the newest state of this record.
+            self.power_was_cut = (
+                any(data[16:24]) and data[_RELAXED_AT] == 1 and data[_BOOT_AT : _BOOT_AT + len(boot)] != boot
+            )
+            owner = _OWNER.pack(os.getpid())
+            start = _MAGIC.ljust(16, b"\0") + owner + boot.ljust(_RELAXED_AT - _BOOT_AT, b"\0")
+            self._write(start + bytes((relaxed, brief)), 0)
         except BaseException:
             os.close(self._fd)
             raise
-        self._serial = 0
-        self.current: Head | None = None
-        if not new:
-            self._load(log_path, accept_loss)
-        boot = boot_id().encode()[:36]
-        # With durability "os", a power cut may remove the newest events, and the newest state of this record.
-        self.power_was_cut = (
-            any(self._map[16:24]) and self._map[_RELAXED_AT] == 1 and self._map[_BOOT_AT : _BOOT_AT + len(boot)] != boot
-        )
-        self._map[: len(_MAGIC)] = _MAGIC
-        self._map[_BOOT_AT : _BOOT_AT + len(boot)] = boot
-        self._map[_RELAXED_AT] = relaxed
-        self._map[_BRIEF_AT] = brief
-        _OWNER.pack_into(self._map, 16, os.getpid())
 
     def update(self, head: Head) -> None:
         """Store `head` in the older of the two slots, so that a torn write leaves the newer one intact."""
-        self._serial += 1
-        fields = _FIELDS.pack(*head, self._serial)
-        at = _SLOTS_AT[self._serial & 1]
-        self._map[at : at + _SLOT.size] = fields + _CHECKSUM.pack(zlib.crc32(fields))
-        self.current = head
+        serial = self._serial + 1
+        fields = _FIELDS.pack(*head[:3], serial)
+        slot = fields + _CHECKSUM.pack(zlib.crc32(fields)) + _INCARNATION.pack(head.incarnation)
+        self._write(slot + _CHECKSUM.pack(zlib.crc32(slot)), _SLOTS_AT[serial & 1])
+        self._serial, self.current = serial, head
+
+    def _allocate(self, data: bytes) -> bytes:
+        """Write the whole file, so that it has its place on the disk. Leaves an empty file if the disk is full."""
+        data = data.ljust(_SIZE, b"\0")
+        try:
+            self._write(data, 0)
+        except OSError:
+            os.ftruncate(self._fd, 0)
+            raise
+        return data
+
+    def _write(self, data: bytes, at: int) -> None:
+        if os.pwrite(self._fd, data, at) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     @property
     def is_in_place(self) -> bool:
@@ -94,14 +112,15 @@ class HeadRecord:
 
     def sync(self) -> None:
         """Write the record to disk."""
-        self._map.flush()
+        os.fsync(self._fd)
 
     def close(self) -> None:
-        """Sync, release the ownership, and close."""
-        self.sync()
-        _OWNER.pack_into(self._map, 16, 0)
-        self._map.close()
-        os.close(self._fd)
+        """Sync, release the ownership, and close. Closes in any case: the lock ends with it."""
+        try:
+            self.sync()
+            self._write(_OWNER.pack(0), 16)
+        finally:
+            os.close(self._fd)
 
     def _lock(self, log_path: str, brief: bool) -> None:
         """Lock the file. Waits for an owner that has the log only during a call, unless this one is the same."""
@@ -120,18 +139,19 @@ class HeadRecord:
                     raise LogLocked(log_path, pid, pid == os.getpid()) from None
                 time.sleep(0.002)
 
-    def _load(self, log_path: str, accept_loss: bool) -> None:
+    def _load(self, data: bytes, log_path: str, accept_loss: bool) -> bytes:
+        """Take over the newest state. Returns the data, which is zeros if it is damaged and that is accepted."""
         try:
-            found = _newest(bytes(self._map), log_path)
+            found = _newest(data, log_path)
         except LogDamaged:
-            if accept_loss:
-                self._map[:] = bytes(_SIZE)
-                return
-            self._map.close()
-            os.close(self._fd)
-            raise
+            if not accept_loss:
+                raise
+            data = bytes(_SIZE)
+            self._write(data, 0)
+            return data
         if found is not None:
             self.current, self._serial = found
+        return data
 
 
 def read_record(log_path: str) -> Head | None:
@@ -150,14 +170,24 @@ def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:
         return None  # the process that created it was killed before it wrote
     if not data.startswith(_MAGIC) or len(data) < _SIZE:
         raise LogDamaged(log_path, "its head record is malformed")
-    slots = [(_SLOT.unpack_from(data, at), zlib.crc32(data[at : at + _FIELDS.size])) for at in _SLOTS_AT]
-    whole = [slot for slot, checksum in slots if slot[3] and checksum == slot[4]]
+    slots = [data[at : at + _SLOT.size] for at in _SLOTS_AT]
+    whole = [_SLOT.unpack(slot) for slot in slots if _is_whole(slot)]
     if whole:
-        newest = max(whole, key=lambda slot: slot[3])
-        return Head(*newest[:3]), newest[3]
-    if any(slot[3] for slot, _ in slots):
+        epoch, head, reserved, serial, _, incarnation, _ = max(whole, key=lambda fields: fields[3])
+        return Head(epoch, head, reserved, incarnation), serial
+    if any(_SLOT.unpack(slot)[3] for slot in slots):
         raise LogDamaged(log_path, "its head record is damaged")
     return None
+
+
+def _is_whole(slot: bytes) -> bool:
+    _, _, _, serial, checksum, _, of_all = _SLOT.unpack(slot)
+    old = slot.endswith(_WITHOUT_INCARNATION)
+    return (
+        serial != 0
+        and checksum == zlib.crc32(slot[: _FIELDS.size])
+        and (old or of_all == zlib.crc32(slot[: -_CHECKSUM.size]))
+    )
 
 
 def owner_pid(log_path: str) -> int | None:

@@ -20,6 +20,8 @@ from zbus.headers import NO_HEADERS, decode_headers
 from zbus.ports.log import Row
 from zbus.wire.provenance import join_headers, split_headers
 
+from .chain import pack_leaves
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
 _pack = struct.Struct("<qqqqq").pack
@@ -48,8 +50,12 @@ FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
 
 
-def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> tuple[str, tuple[str, bytes, int]]:
-    """Return the statement that stores `rows` at the offsets from `first` on, and its parameters."""
+# The statement that stores some rows, its parameters, and the leaves of the rows: see `chain`.
+EncodedRows = tuple[str, tuple[str, bytes, int], bytes]
+
+
+def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> EncodedRows:
+    """Return the statement that stores `rows` at the offsets from `first` on, its parameters, and their leaves."""
     payloads = [row.payload for row in rows]
     bodies = b"".join([b"\x00", *payloads])  # never empty, because substr of an empty blob is NULL
     at = 2  # after the first byte; substr counts from one
@@ -67,15 +73,16 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
         size = len(payload)
         numbers.append((publisher, sequence, published_at, key, _crc32(payload, crc), at, size))
         at += size
+    leaves = pack_leaves([each[4] for each in numbers])
     if not stored:
-        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first)
+        return INSERT_PLAIN, (_encode(numbers).decode(), bodies, first), leaves
     parts = [bodies]
     for place in range(len(rows)):
         headers = stored.get(place, b"")
         numbers[place] += (at, len(headers))
         parts.append(headers)
         at += len(headers)
-    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first)
+    return INSERT_WITH_HEADERS, (_encode(numbers).decode(), b"".join(parts), first), leaves
 
 
 class RowPage:

@@ -4,8 +4,8 @@
 retention sets first. It has no secondary index, because an index by key or by publisher dirties a
 page per key at each commit; with 256 keys that made a commit three times as slow. Instead the
 writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
-publishers' sequences to `runs` (both grow only at their end, block by block), and the times to
-`blocks`. The unsealed tail is short enough to scan.
+publishers' sequences to `runs` (both grow only at their end, block by block), and the times and the
+digest of the block to `blocks`. The unsealed tail is short enough to scan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, insert, select, update
+from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, delete, insert, select, update
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
@@ -115,6 +115,26 @@ schemas = Table(
     sqlite_with_rowid=False,
 )
 
+# Added in version 3, with the column `blocks.digest`.
+incarnations = Table(
+    "incarnations",
+    MetaData(),
+    Column("ordinal", INTEGER, primary_key=True),  # ascending, oldest first
+    Column("id", INTEGER, nullable=False),
+    Column("first", INTEGER, nullable=False),
+    Column("started_at", INTEGER, nullable=False),
+    Column("host", TEXT, nullable=False),
+    sqlite_strict=True,
+)
+removed = Table(  # unsealed events that retention removed: the digest of their block needs their checksums
+    "removed",
+    MetaData(),
+    Column("first", INTEGER, primary_key=True),
+    Column("last", INTEGER, nullable=False),  # in the same block
+    Column("leaves", BLOB, nullable=False),  # one checksum for each offset
+    sqlite_strict=True,
+)
+
 _TRIGGERS = (
     "CREATE TRIGGER events_are_not_updated BEFORE UPDATE ON events "
     "BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",
@@ -138,10 +158,19 @@ def _add_schemas(connection: Connection) -> None:
     connection.execute(CreateTable(schemas))
 
 
+def _add_lineage(connection: Connection) -> None:
+    """Add the incarnations and the digests, for version 3. Earlier openings together are incarnation 0."""
+    connection.execute(CreateTable(incarnations))
+    connection.execute(CreateTable(removed))
+    connection.exec_driver_sql("ALTER TABLE blocks ADD COLUMN digest BLOB")
+    connection.execute(insert(incarnations).values(ordinal=0, id=0, first=1, started_at=0, host=""))
+
+
 # MIGRATIONS[n] upgrades a file from version n to n + 1. Never change a released migration: add another one.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas, _add_lineage)
 VERSION = len(MIGRATIONS)
 SCHEMAS_SINCE = 2
+LINEAGE_SINCE = 3
 # The oldest version that can be read without a migration: its events have the same format.
 READABLE_SINCE = 1
 
@@ -164,6 +193,13 @@ def prepare(connection: Connection, path: str) -> None:
         connection.exec_driver_sql("PRAGMA auto_vacuum=INCREMENTAL")
     if connection.exec_driver_sql("PRAGMA journal_mode=WAL").scalar_one() != "wal":
         raise LogDamaged(path, "this file system does not support a write-ahead log")
+    if version == 0:
+        with transaction(connection):
+            for migration in MIGRATIONS:
+                migration(connection)
+            connection.execute(delete(incarnations))  # no earlier version has opened it
+            connection.exec_driver_sql(f"PRAGMA user_version={VERSION}")
+        return
     for migration in MIGRATIONS[version:]:
         with transaction(connection):
             migration(connection)

@@ -17,20 +17,24 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from zbus.errors import LogDamaged, LogError, LogWriterFailed, renewed
+from zbus.errors import LogDamaged, LogError, LogFull, LogWriterFailed, renewed
 from zbus.observe.records import record
+from zbus.ports.lineage import Incarnation
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus.util.run_id import inherit
+from zbus_log.file.chain import Chain
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
-from zbus_log.file.head_record import RESERVE, Head, HeadRecord
+from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
+from zbus_log.file.incarnations import add_incarnation, new_incarnation
 from zbus_log.file.rows import encode_rows
 from zbus_log.file.tables import BLOCK
 
@@ -53,9 +57,12 @@ _SEAL = (
     "SELECT publisher, block, block, last_sequence FROM runs WHERE block = ?1 AND ?2 <= ?3 "
     "ON CONFLICT (publisher) DO UPDATE SET last_block = excluded.last_block, "
     "last_sequence = max(last_sequence, excluded.last_sequence)",
-    "INSERT INTO blocks SELECT ?1, count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) "
+    "INSERT INTO blocks (block, events, bytes, published_min, published_max) "
+    "SELECT ?1, count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) "
     "FROM events WHERE offset BETWEEN ?2 AND ?3",
+    "DELETE FROM removed WHERE first BETWEEN ?2 AND ?3 AND ?1 >= 0",
 )
+_SEAL_DIGEST = "UPDATE blocks SET digest = ?2 WHERE block = ?1"
 
 Append = tuple[Sequence[Row], Appended, Any]
 Task = Callable[[], None]
@@ -89,6 +96,7 @@ class Writer:
         head_record: HeadRecord,
         synchronous: str,
         start_after: int,
+        incarnation: Incarnation,
         periodic: Callable[[], None] | None,
         periodic_events: int = BLOCK,
     ) -> None:
@@ -102,6 +110,10 @@ class Writer:
         self._periodic, self._periodic_events = periodic, periodic_events
         self._periodic_at = self.head  # the head when it last ran
         self._sealed = self._last_sealed()
+        self._incarnation: Incarnation | None = incarnation  # until it is in the log
+        self.chain: Chain | None = None  # from the first commit at the latest
+        self._leaves = b""  # of the last rows that were encoded
+        self._unrecorded: LogError | None = None  # why the head record is behind the log
         self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
         self._stopped: LogWriterFailed | None = None  # never raised itself: its traceback would keep rows for good
@@ -161,9 +173,10 @@ class Writer:
             self._serve()
         finally:
             self._connection.close()
-            self._record.close()
+            self._attempt(self._record.close)
 
     def _serve(self) -> None:
+        self._attempt(self._begin)
         self._attempt(lambda: lengthen_wal(self.path))
         task: Task | _End | None = None
         while task is not _END:
@@ -244,6 +257,9 @@ class Writer:
                     notices.append((done, about, Stored(part), Committed(rows, part)))
                 else:
                     notices.append((done, about, *self._new_of(rows, part)))
+            if self._unrecorded is not None:  # stored, but the loss of these events could not be detected
+                why = self._unrecorded
+                notices = [(done, about, _unknown(renewed(why)), new) for done, about, _, new in notices]
         if not notices:
             notices = [(done, about, failed, None) for _, done, about in appends]
         if self._deferred:
@@ -273,7 +289,12 @@ class Writer:
     def _store(self, batch: Sequence[Row]) -> tuple[Sequence[Row], Sequence[int]]:
         """Store the new rows of a batch. Returns these rows, and the offset of every row of the batch."""
         first = self._next
+        if self._unrecorded is not None:
+            self._record_head()
+            if self._unrecorded is not None:
+                raise renewed(self._unrecorded)
         try:
+            chain = self.chain or self._begin()
             fresh, offsets = self._identities.fresh(batch, first)
         except SQLITE_ERRORS as error:
             raise as_log_error(self.path, error, writing=True) from error
@@ -294,14 +315,29 @@ class Writer:
             self._tailed = last
         self.head = last
         self._next = last + 1
-        self._state = Head(self._state.epoch, last, self._state.reserved)
-        self._record.update(self._state)
+        chain.add(first, self._leaves)
+        state = self._state
+        self._state = Head(state.epoch, last, state.reserved, state.incarnation)
+        self._record_head()
         return fresh, offsets
+
+    def _record_head(self) -> None:
+        """Update the head record. If that fails, the next append tries it again before it stores anything."""
+        try:
+            self._record.update(self._state)
+            self._unrecorded = None
+        except OSError as error:
+            self._unrecorded = self._head_error(error)
+
+    def _head_error(self, error: OSError) -> LogError:
+        if error.errno in DISK_FULL:
+            return LogFull(self.path)
+        return LogError(f"{self.path}: the head record cannot be written: {error}")
 
     def _insert(self, rows: Sequence[Row], first: int) -> None:
         key_ids = self._key_ids
         try:
-            statement, parameters = encode_rows(rows, first, key_ids)
+            statement, parameters, self._leaves = encode_rows(rows, first, key_ids)
         except KeyError:
             pass  # some keys are new, or are no longer in the memo
         else:
@@ -321,7 +357,8 @@ class Writer:
                 "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
             )
             added: dict[str, int] = dict(found.all())
-            self._connection.exec_driver_sql(*encode_rows(rows, first, known | added))
+            statement, parameters, self._leaves = encode_rows(rows, first, known | added)
+            self._connection.exec_driver_sql(statement, parameters)
         key_ids.update(added)
 
     def _after_failure(self, error: LogError, rows: Sequence[Row], first: int) -> None:
@@ -342,7 +379,39 @@ class Writer:
         if stored != [(row.publisher_id, row.sequence) for row in rows]:
             raise error
 
-    # The head record and sealing.
+    # The head record, incarnations and sealing.
+
+    def _begin(self) -> Chain:
+        """Store the incarnation of this opening, which the first commit then syncs to disk, and read the chain."""
+        if self._incarnation is not None:
+            with self._synchronizing("NORMAL"), transaction(self._connection):
+                add_incarnation(self._connection, self._incarnation)
+            self._incarnation = None
+        self.chain = Chain(self._connection, self.head)
+        return self.chain
+
+    @contextmanager
+    def _synchronizing(self, how: str) -> Iterator[None]:
+        """Sync transactions in another way than usual."""
+        self._connection.exec_driver_sql(f"PRAGMA synchronous={how}")
+        try:
+            yield
+        finally:
+            self._connection.exec_driver_sql(f"PRAGMA synchronous={self._synchronous}")
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin an incarnation with the next offset. Returns once it is on disk. Call it on the writer's thread."""
+        self.check_running()
+        if self.chain is None:
+            self._begin()
+        begun = new_incarnation(self._next)
+        with self._synchronizing("FULL"), transaction(self._connection):
+            add_incarnation(self._connection, begun)
+        self._state = self._state._replace(incarnation=begun.id)
+        self._record_head()
+        if self._unrecorded is None:
+            self._sync_record()
+        return begun
 
     @property
     def _sealed_until(self) -> int:
@@ -352,9 +421,16 @@ class Writer:
         if not self._record.is_in_place:
             reason = f"{self._record.path} was removed or replaced, so another process may own the log"
             raise LogWriterFailed(self.path, reason)
-        self._state = self._state._replace(reserved=last + RESERVE)
+        state = self._state._replace(reserved=last + RESERVE)
         try:
-            self._record.update(self._state)
+            self._record.update(state)
+        except OSError as error:
+            raise self._head_error(error) from error
+        self._sync_record()
+        self._state = state
+
+    def _sync_record(self) -> None:
+        try:
             self._record.sync()
         except OSError as error:
             raise LogWriterFailed(self.path, f"the head record cannot be synced: {error}") from error
@@ -377,13 +453,11 @@ class Writer:
     def _seal_next(self) -> None:
         block = self._sealed + 1
         bounds = (block, block * BLOCK, block * BLOCK + BLOCK - 1)
-        self._connection.exec_driver_sql("PRAGMA synchronous=NORMAL")
-        try:
-            with transaction(self._connection):
-                for statement in _SEAL:
-                    self._connection.exec_driver_sql(statement, bounds)
-        finally:
-            self._connection.exec_driver_sql(f"PRAGMA synchronous={self._synchronous}")
+        digest = (self.chain or self._begin()).of_block(block)
+        with self._synchronizing("NORMAL"), transaction(self._connection):
+            for statement in _SEAL:
+                self._connection.exec_driver_sql(statement, bounds)
+            self._connection.exec_driver_sql(_SEAL_DIGEST, (block, digest))
         self._sealed = block
         self._identities.sealed_until = self._sealed_until
 
@@ -391,7 +465,7 @@ class Writer:
         self._periodic_at = self.head
         self._attempt(periodic)
 
-    def _attempt(self, task: Callable[[], None]) -> bool:
+    def _attempt(self, task: Callable[[], object]) -> bool:
         """Run a task that no caller waits for. Returns whether it succeeded; the caller may try it again later."""
         try:
             with log_errors(self.path, writing=True):

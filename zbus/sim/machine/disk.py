@@ -7,12 +7,15 @@ that were not synced. A torn commit is recognized by its checksum and discarded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from random import Random
 from threading import RLock
 from typing import NamedTuple, Protocol
 
 from zbus.keys import KeySet
+from zbus.ports.lineage import Incarnation
 from zbus.ports.log import Lease, Page, Row, Schema, Span
 
 FSYNC_S = (0.0005, 0.003)
@@ -75,6 +78,8 @@ class Disk:
         self.name, self.chance = name, chance
         self.lock = RLock()  # the contract suite uses real threads
         self.log_id = chance.getrandbits(60) << 1 | 1
+        self.incarnations: list[Incarnation] = []
+        self.digests = [bytes(8)]  # by offset: of all events up to it, removed ones included
         self.low_water = 0
         self.rows: list[Row] = []  # the first one has the offset after `low_water`
         self.identities: dict[tuple[int, int], int] = {}
@@ -136,6 +141,7 @@ class Disk:
             new.append(row)
             new_offsets.append(head)
         self.rows += new
+        self.digests += _digests(self.digests[-1], new)
         if self.real is not None and self.low_water == 0:
             self.real.stored(rows, offsets, repeated)
         elif self.real is not None and new:  # the real log still knows the identities of events that were removed
@@ -205,11 +211,20 @@ class Disk:
     def restore(self, copy: Disk) -> None:
         """Replace all files by those of a copy. Close the log first."""
         self.log_id, self.low_water = copy.log_id, copy.low_water
+        self.incarnations, self.digests = list(copy.incarnations), list(copy.digests)
         self.rows, self.schemas, self.corrupt = list(copy.rows), list(copy.schemas), set(copy.corrupt)
         self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
         self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)
         if self.real is not None:
             self.real.rebuild(self)
+
+
+def _digests(digest: bytes, rows: Sequence[Row]) -> Iterator[bytes]:
+    """Return the digest after each row."""
+    for row in rows:
+        leaf = zlib.crc32(row.payload, zlib.crc32(f"{row.publisher_id}/{row.sequence}/{row.key}".encode()))
+        digest = blake2b(digest + leaf.to_bytes(4), digest_size=8).digest()
+        yield digest
 
 
 def _no_fault(step: str) -> None:

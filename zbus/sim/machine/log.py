@@ -27,6 +27,7 @@ from zbus.errors import (
 from zbus.event import Event
 from zbus.keys import KeySet
 from zbus.observe.records import record_reason
+from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
@@ -117,6 +118,7 @@ class SimLog:
     ) -> None:
         self.disk, self.path, self.read_only = disk, disk.name, read_only
         self._later, self._chance, self._retention, self._time_ns = later, chance, retention, time_ns
+        self._owner = owner
         self._appends: list[Append] = []
         self._batch: list[Append] = []  # what is being synced
         self._tail: Callable[[Committed], None] | None = None
@@ -132,6 +134,7 @@ class SimLog:
                 if disk.writer_pid is not None:
                     raise LogLocked(disk.name, disk.writer_pid, here=disk.writer_pid == pid)
                 disk.writer_pid = pid
+            self.begin_incarnation()
             self._pruned_at = disk.head
             if retention is not None:
                 later(PRUNE_S, self._prune_periodically)
@@ -165,6 +168,26 @@ class SimLog:
     def writer_id(self) -> int:
         """The same as `log_id`, because one process writes this log."""
         return self.log_id
+
+    @property
+    def lineage(self) -> Lineage:
+        """The incarnations of this log."""
+        with self.disk.lock:
+            return Lineage(tuple(self.disk.incarnations) or (Incarnation(0, 1),))
+
+    def begin_incarnation(self) -> Incarnation:
+        """Begin another incarnation."""
+        disk = self.disk
+        with disk.lock:
+            following = disk.offset_of(len(disk.rows))
+            begun = Incarnation(self._chance.getrandbits(61) | 1, following, self._time_ns(), self._owner)
+            disk.incarnations.append(begun)
+            return begun
+
+    def digest(self, offset: int) -> bytes:
+        """Return the digest of the events up to an offset."""
+        with self.disk.lock:
+            return self.disk.digests[offset] if 0 <= offset < len(self.disk.digests) else b""
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""

@@ -75,6 +75,8 @@ class SimRuntime(Runtime):
         self.uniform = chance.uniform
         self.pid = lambda: pid
         self.hostname = lambda: host
+        self.boot_id = lambda: host  # its monotonic clock never starts anew
+        self.clock_zero_ns = self.time_ns() - self.monotonic_ns()
 
     def executor(self, threads: int, name: str) -> Executor:
         """Return a simulated executor."""

@@ -1,0 +1,90 @@
+"""The logs of other nodes that this node knows: how far it has each incarnation, and which past events are owed.
+
+A position is an origin, an incarnation and an offset: everything up to it arrived and is stored, and the log itself has
+confirmed it. Past events are owed to an expression that was new when the log was not connected. Both are stored, so
+that they survive a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zbus.util.memo import Memo
+
+LOGS_MAX = 100_000
+INCARNATIONS_MAX = 8  # of one log; the least recently changed one is forgotten first
+_POSITION, _OWED = "from", "owed"
+
+
+class KnownLogs:
+    """The positions and the debts of all logs. Lives on the loop; `names` may be called on any thread.
+
+    >>> logs = KnownLogs()
+    >>> logs.reached(5, 7, 100), logs.owe(["shop/**"])
+    (None, {'owed/5/shop/**': 0})
+    >>> logs.of(5), logs.owed_by(5), logs.names()
+    ({7: 100}, {'shop/**': 0}, {'from/5/7': 100, 'owed/5/shop/**': 0})
+    """
+
+    def __init__(self) -> None:
+        # The inner dicts are replaced and never changed, because another thread may read them.
+        self._reached = Memo[int, dict[int, int]](LOGS_MAX)  # the least recently changed one comes first
+        self._owed: dict[int, dict[str, int]] = {}
+
+    def load(self, name: str, value: int) -> bool:
+        """Take over a stored name. Returns False if it is of another kind.
+
+        Version 0.1 stored no incarnation; its number is 0. Nodes without a log have even ids and no position.
+        """
+        kind, _, rest = name.partition("/")
+        if kind not in (_POSITION, _OWED):
+            return False
+        origin, _, detail = rest.partition("/")
+        if not int(origin, 16) & 1:
+            return True
+        if kind == _OWED:
+            self._owed[int(origin, 16)] = self.owed_by(int(origin, 16)) | {detail: value}
+        else:
+            self.reached(int(origin, 16), int(detail or "0", 16), value)
+        return True
+
+    def names(self) -> dict[str, int]:
+        """Return everything as it is stored."""
+        reached, owed = list(self._reached.items()), list(self._owed.items())
+        names = {f"{_POSITION}/{origin:x}/{each:x}": offset for origin, of in reached for each, offset in of.items()}
+        return names | {f"{_OWED}/{origin:x}/{each}": after for origin, of in owed for each, after in of.items()}
+
+    def of(self, origin: int) -> dict[int, int]:
+        """Return the incarnations of a log that are known, each with the offset that was reached in it."""
+        return self._reached.get(origin, {})
+
+    def reached(self, origin: int, incarnation: int, offset: int) -> None:
+        """Note that everything up to an offset arrived and is stored."""
+        known = self.of(origin)
+        others = [(each, at) for each, at in known.items() if each != incarnation][1 - INCARNATIONS_MAX :]
+        self._reached[origin] = dict(others) | {incarnation: max(offset, known.get(incarnation, 0))}
+        self._reached.move_to_end(origin)
+
+    def forget(self) -> None:
+        """Forget all positions: the log of this node does not have what they say."""
+        self._reached.clear()
+
+    def owed_by(self, origin: int) -> dict[str, int]:
+        """Return the expressions whose past events a log owes, each with the offset after which they are missing."""
+        return self._owed.get(origin, {})
+
+    def owe(self, expressions: Sequence[str]) -> dict[str, int]:
+        """Note that every known log owes the past events of these expressions. Returns the names to store."""
+        before = self.names()
+        for origin in list(self._reached):
+            self._owed[origin] = dict.fromkeys(expressions, 0) | self.owed_by(origin)
+        return {name: value for name, value in self.names().items() if name not in before}
+
+    def fetched(self, origin: int, expression: str, reached: int | None) -> None:
+        """Note how far past events were fetched; None means that nothing is owed any more."""
+        owed = {each: after for each, after in self.owed_by(origin).items() if each != expression}
+        if reached is not None:
+            owed[expression] = reached
+        self._owed[origin] = owed
+        if not owed:
+            del self._owed[origin]
