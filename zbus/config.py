@@ -26,7 +26,16 @@ _TRANSPORT = re.compile(r"[a-z][a-z0-9]*(\+[a-z]+)?(://\S*)?")
 _NO_TRANSPORT = "must be a name such as 'zenoh', or a URL such as 'nats://127.0.0.1:4222'"
 _ENDPOINT = re.compile(r"(tcp|udp|tls|ws|unixsock-stream)/\S+")
 _ALL_KEYS = ("all", "any", "everything", "true", "yes", "*")  # what `keep` may be set to by mistake
-_NEED_A_LOG = ("keep", "cold_dir", "read_only", "retain_age_s", "retain_bytes", "retain_events", "accept_loss")
+_NEED_A_LOG = (
+    "keep",
+    "cold_dir",
+    "read_only",
+    "retain_age_s",
+    "retain_bytes",
+    "retain_events",
+    "accept_loss",
+    "cursor_ttl_s",
+)
 
 
 def _split(value: Any) -> Any:
@@ -128,6 +137,10 @@ class BusConfig(BaseSettings):
     )
     retain_ignore_cursors: bool = Field(
         False, description="whether retention may remove events that a durable subscription has not acknowledged"
+    )
+
+    cursor_ttl_s: float | None = Field(
+        None, gt=0, description="seconds without a subscriber after which a durable subscription expires; unset: never"
     )
 
     def __init__(self, **given: Any) -> None:

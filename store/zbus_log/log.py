@@ -61,11 +61,14 @@ WAIT_S = 0.1
 def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     """Open the log of a configuration. `brief` means for the duration of a call, for which a starting node waits."""
     assert config.log is not None
+    ttl_s = config.cursor_ttl_s
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
-        return SqliteLog(str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, folder=folder)
+        return SqliteLog(
+            str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, cursor_ttl_s=ttl_s, folder=folder
+        )
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
         str(Path(config.log.removeprefix("sqlite://")).expanduser()),
@@ -73,6 +76,7 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
         synchronous=synchronous,
         accept_loss=config.accept_loss,
         rules=rules,
+        cursor_ttl_s=ttl_s,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
         brief=brief,
     )
@@ -89,13 +93,14 @@ class SqliteLog:
         synchronous: str = "FULL",
         accept_loss: bool = False,
         rules: Rules | None = None,
+        cursor_ttl_s: float | None = None,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
         self._brief = brief
-        self._rules = rules or Rules()
+        self._rules, self._cursor_ttl_s = rules or Rules(), cursor_ttl_s
         self._origin = 0
         self._lineage = BEFORE
         self._writer: Writer | None = None
@@ -388,8 +393,15 @@ class SqliteLog:
             raise LogError(f"{self._record.path} cannot be written: {error}. No event was changed") from error
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
-        periodic = self._prune_periodically if self._rules else None
-        self._pruner = Pruner(self.path, self._connection, lambda: self._owner, self._cursors, self._rules.max_age_s)
+        periodic = self._prune_periodically if self._rules or self._cursor_ttl_s else None
+        self._pruner = Pruner(
+            self.path,
+            self._connection,
+            lambda: self._owner,
+            self._cursors,
+            self._rules.max_age_s,
+            self._cursor_ttl_s,
+        )
         with log_errors(self.path):
             self._writer = Writer(
                 self.path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from .retention import Rules, newest_time_ns, plan, trim_step
 from .write.cursors import SqliteCursors
 from .write.unused_keys import UnusedKeys
 from .write.writer import Writer
+
+EXPIRE_S = 10.0  # at most this often
 
 
 class Step(NamedTuple):
@@ -35,13 +38,16 @@ class Pruner:
         connection: Connection,
         writer: Callable[[], Writer],
         cursors: SqliteCursors,
-        age_s: float | None,
+        age_s: float | None = None,
+        cursor_ttl_s: float | None = None,
     ) -> None:
         self._path, self._connection, self._writer, self._cursors = path, connection, writer, cursors
         self._unused = UnusedKeys(connection, lambda names: writer().forget_keys(names))
         self._clock: AgeClock | None = None
-        if age_s is not None:  # before the first event of this process, whose clock may be wrong
-            self._clock = AgeClock(newest_time_ns(connection), age_s, self._report_clock)
+        ages_s = [each for each in (age_s, cursor_ttl_s) if each is not None]
+        if ages_s:  # before the first event of this process, whose clock may be wrong
+            self._clock = AgeClock(newest_time_ns(connection), min(ages_s), self._report_clock)
+        self._cursor_ttl_s, self._expire_at = cursor_ttl_s, 0.0
         self._started = False
 
     def step(self, rules: Rules) -> Step:
@@ -53,7 +59,11 @@ class Pruner:
         if not self._started:
             self._started = True
             self._unused.look_for_more(self._events_left())
-        return self._step(rules, None if self._clock is None else self._clock.now_ns())
+        now_ns = None if self._clock is None else self._clock.now_ns()
+        if self._cursor_ttl_s is not None and now_ns is not None and time.monotonic() >= self._expire_at:
+            self._expire_at = time.monotonic() + min(EXPIRE_S, self._cursor_ttl_s / 10)
+            self._cursors.expire_unused(self._cursor_ttl_s, now_ns)
+        return self._step(rules, now_ns)
 
     def _step(self, rules: Rules, now_ns: int | None) -> Step:
         if self._unused.is_due(self._events_left()):

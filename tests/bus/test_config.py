@@ -114,6 +114,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "retain_bytes": "5",
         "retain_events": "6",
         "retain_ignore_cursors": "true",
+        "cursor_ttl_s": "7",
     }
     for name, value in given.items():
         monkeypatch.setenv(f"ZBUS_{name.upper()}", value)

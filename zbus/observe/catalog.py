@@ -187,6 +187,11 @@ RECORDS: dict[str, RecordInfo] = {
         "The clock differs from the time that age retention uses, which follows it slowly.",
         "path, ahead_s, code, reason",
     ),
+    "LOG_CURSOR_EXPIRED": RecordInfo(
+        "WARNING",
+        "A durable subscription expired, because nothing used it for `cursor_ttl_s`; retention no longer waits for it.",
+        "path, durable, offset, unused_s, code, reason",
+    ),
     "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
     "LOG_COLD_LEFT_BEHIND": RecordInfo(
         "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
@@ -261,6 +266,7 @@ CODES: dict[str, str] = {
     # The log.
     "clock_jumped": "The clock of the machine differs from the time that age retention uses.",
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
+    "cursor_expired": "A durable subscription was not used for `cursor_ttl_s`.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",

@@ -143,6 +143,7 @@ class Cursor(NamedTuple):
     keys: tuple[str, ...]
     updated_at_ns: int
     owner: str | None  # the holder of the lease, such as "process 4711"; None if it is free
+    expired_at_ns: int | None = None  # when it expired, because nothing used it
 
 
 class Lease(NamedTuple):

@@ -70,6 +70,7 @@ def as_json(cursor: Cursor, head: int) -> dict[str, Any]:
         "keys": list(cursor.keys),
         "updated_at": iso_time(cursor.updated_at_ns),
         "owner": cursor.owner,
+        "expired_at": None if cursor.expired_at_ns is None else iso_time(cursor.expired_at_ns),
     }
 
 
@@ -97,6 +98,6 @@ def _table(listed: list[dict[str, Any]]) -> Table:
     table = Table("durable", "offset", "behind", "keys", "updated", "used by process")
     for cursor in listed:
         numbers = f"{cursor['offset']:,}", f"{cursor['behind']:,}"
-        owner = cursor["owner"] or "none"
+        owner = "none, expired" if cursor["expired_at"] else cursor["owner"] or "none"
         table.add_row(cursor["name"], *numbers, ", ".join(cursor["keys"]), cursor["updated_at"], owner)
     return table
