@@ -25,6 +25,7 @@ BENCHMARKS = (
     "single_publish",
     "no_log",
     "replay",
+    "many_keys",
     "subscriptions",
     "cached_read",
     "footprint",

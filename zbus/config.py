@@ -35,6 +35,7 @@ _NEED_A_LOG = (
     "retain_events",
     "dedup_s",
     "accept_loss",
+    "cursor_ttl_s",
 )
 
 
@@ -143,6 +144,10 @@ class BusConfig(BaseSettings):
     )
     retain_ignore_cursors: bool = Field(
         False, description="whether retention may remove events that a durable subscription has not acknowledged"
+    )
+
+    cursor_ttl_s: float | None = Field(
+        None, gt=0, description="seconds without a subscriber after which a durable subscription expires; unset: never"
     )
 
     def __init__(self, **given: Any) -> None:

@@ -341,15 +341,19 @@ class LogDamaged(LogError):
 
 
 class LogTrimmed(LogError):
-    """Raised when retention has removed requested events."""
+    """Raised when retention has removed requested events. A subscription continues after `low_water`.
 
-    def __init__(self, after: int, low_water: int) -> None:
-        super().__init__(after, low_water)
-        self.after, self.low_water = after, low_water
+    `missed` is the number of events that were removed, whatever their keys.
+    """
+
+    def __init__(self, after: int, low_water: int, missed: int | None = None) -> None:
+        missed = low_water - after if missed is None else missed
+        super().__init__(after, low_water, missed)
+        self.after, self.low_water, self.missed = after, low_water, missed
 
     def __str__(self) -> str:
         return (
-            f"the events after offset {self.after} up to {self.low_water} were removed by retention; "
+            f"the {self.missed} events after offset {self.after} up to {self.low_water} were removed by retention; "
             f"the log begins after offset {self.low_water}"
         )
 

@@ -53,9 +53,10 @@ from .file.tables import (
     set_epoch,
 )
 from .proxy.owner import ProxiedWriteServer
+from .pruner import Pruner
 from .read.reader import SqliteReader, readable
 from .read.tiered_reader import TieredReader
-from .retention import Pruned, Rules, plan, trim_step
+from .retention import Pruned, Rules
 from .write.cursors import SqliteCursors
 from .write.positions import SqlitePositions
 from .write.schema_store import SqliteSchemas
@@ -72,12 +73,18 @@ WAIT_S = 0.1
 def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     """Open the log of a configuration. `brief` means for the duration of a call, for which a starting node waits."""
     assert config.log is not None
+    ttl_s = config.cursor_ttl_s
     rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
         return SqliteLog(
-            str(Path(folder.name) / "log.db"), synchronous="OFF", rules=rules, dedup_s=config.dedup_s, folder=folder
+            str(Path(folder.name) / "log.db"),
+            synchronous="OFF",
+            rules=rules,
+            dedup_s=config.dedup_s,
+            cursor_ttl_s=ttl_s,
+            folder=folder,
         )
     synchronous = {"fsync": "FULL", "os": "NORMAL"}[config.durability]
     return SqliteLog(
@@ -87,6 +94,7 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
         accept_loss=config.accept_loss,
         rules=rules,
         dedup_s=config.dedup_s,
+        cursor_ttl_s=ttl_s,
         cold=None if config.cold_dir is None else str(Path(config.cold_dir).expanduser()),
         brief=brief,
     )
@@ -104,13 +112,14 @@ class SqliteLog:
         accept_loss: bool = False,
         rules: Rules | None = None,
         dedup_s: float = 0.0,
+        cursor_ttl_s: float | None = None,
         cold: str | None = None,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         brief: bool = False,
     ) -> None:
         self.path, self.read_only, self._synchronous, self._folder = path, read_only, synchronous, folder
         self._brief = brief
-        self._rules, self._dedup_s = rules or Rules(), dedup_s
+        self._rules, self._dedup_s, self._cursor_ttl_s = rules or Rules(), dedup_s, cursor_ttl_s
         self._origin = 0
         self._lineage = BEFORE
         self._writer: Writer | None = None
@@ -301,11 +310,9 @@ class SqliteLog:
 
         def step() -> None:
             try:
-                # Each step plans again, because sizes are estimates and cursors move.
-                target, held_by = plan(self._writing, rules, self._owner.head, self._cursors.lowest())
-                removed, more = trim_step(self._writing, target, self._dedup_s)
+                removed, more, held_by = self._pruner.step(rules)
                 state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
-                if progress is not None and more:
+                if progress is not None and removed:
                     progress(state[1])
             except BaseException as error:
                 state[2] = error
@@ -431,9 +438,27 @@ class SqliteLog:
             raise LogError(f"{self._record.path} cannot be written: {error}. No event was changed") from error
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
-        periodic = self._prune_periodically if self._rules else None
+        periodic = self._prune_periodically if self._rules or self._cursor_ttl_s else None
+        self._pruner = Pruner(
+            self.path,
+            self._connection,
+            lambda: self._owner,
+            self._cursors,
+            self._rules.max_age_s,
+            self._cursor_ttl_s,
+            self._dedup_s,
+        )
         with log_errors(self.path):
-            self._writer = Writer(self.path, self._connection, self._record, self._synchronous, after, begun, periodic)
+            self._writer = Writer(
+                self.path,
+                self._connection,
+                self._record,
+                self._synchronous,
+                after,
+                begun,
+                periodic,
+                self._rules.every_events,
+            )
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
@@ -492,8 +517,7 @@ class SqliteLog:
         return find_gaps(self._writing, max(sealed, get_low_water(self._writing)))
 
     def _prune_periodically(self) -> None:
-        target, _ = plan(self._writing, self._rules, self._owner.head, self._cursors.lowest())
-        if trim_step(self._writing, target, self._dedup_s)[1]:
+        if self._pruner.periodic_step(self._rules).more:
             self._owner.run(self._prune_periodically)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -11,12 +11,14 @@ from zbus.ports.log import Cursor
 from zbus.util.renamed import renamed_arguments
 
 from .file.chain import keep_leaves
-from .file.database import transaction
-from .file.tables import BLOCK, get_low_water
-from .read.reader import first_at
+from .file.database import free_pages, transaction
+from .file.tables import BLOCK, SEALED_UNTIL, get_low_water
 from .write import removed_identities
 
 STEP = 4096
+SAMPLE = 999  # of the newest events, to find out when they were published
+FUTURE_NS = 60 * 1_000_000_000  # events are from the future if they are further ahead than clocks usually differ
+ROW_BYTES_MIN = 24  # of a row of `events`, besides its headers and payload
 
 
 @renamed_arguments(
@@ -35,6 +37,11 @@ class Rules(NamedTuple):
     ignore_cursors: bool = False  # whether events that a durable subscription has not acknowledged may be removed too
     until: int | None = None  # events up to this offset may be removed, whatever the other rules say
 
+    @property
+    def every_events(self) -> int:
+        """The number of new events after which retention runs, if the log has time for it."""
+        return BLOCK if self.max_events is None else max(64, min(BLOCK, self.max_events // 16))
+
     def __bool__(self) -> bool:
         return any(rule is not None for rule in (self.max_age_s, self.max_bytes, self.max_events, self.until))
 
@@ -47,14 +54,18 @@ class Pruned(NamedTuple):
     held_by: str | None
 
 
-def plan(connection: Connection, rules: Rules, head: int, lowest: Cursor | None) -> tuple[int, str | None]:
-    """Return the offset up to which events may be removed, and the name of the cursor that limits it, if one does."""
+def plan(
+    connection: Connection, rules: Rules, head: int, lowest: Cursor | None, now_ns: int | None = None
+) -> tuple[int, str | None]:
+    """Return the offset up to which events may be removed, and the name of the cursor that limits it, if one does.
+
+    Ages are relative to `now_ns`, by default the current time.
+    """
     target = get_low_water(connection)
     if rules.max_events is not None:
         target = max(target, _by_count(connection, rules.max_events, head))
     if rules.max_age_s is not None:
-        cutoff_ns = time.time_ns() - int(rules.max_age_s * 1e9)
-        target = max(target, first_at(connection, cutoff_ns, head) - 1)
+        target = max(target, _by_age(connection, rules.max_age_s, time.time_ns() if now_ns is None else now_ns))
     if rules.max_bytes is not None:
         target = max(target, _by_size(connection, rules.max_bytes, head))
     if rules.until is not None:
@@ -86,9 +97,52 @@ def trim_step(connection: Connection, target: int, dedup_s: float = 0.0) -> tupl
         for table in ("by_key", "runs", "blocks"):
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
         connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
-    driver: Any = connection.connection.dbapi_connection
-    driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
+    free_pages(connection)
     return gone, True
+
+
+def newest_time_ns(connection: Connection) -> int | None:
+    """Return when the newest events were published: the median, because the clock of one publisher may be wrong."""
+    times = connection.exec_driver_sql(
+        "SELECT published_at FROM (SELECT published_at FROM events ORDER BY offset DESC LIMIT ?) ORDER BY 1", (SAMPLE,)
+    )
+    found = [int(each) for each in times.scalars()]
+    return found[len(found) // 2] if found else None
+
+
+def _by_age(connection: Connection, max_age_s: float, now_ns: int) -> int:
+    """Return the last offset that is too old, in the order of offsets: everything before it was stored earlier.
+
+    Events that were published in the future, by a clock that is wrong, are as old as the events around them: they go
+    with an old event after them, and stay if the next one is young.
+    """
+    cutoff_ns, latest_ns = now_ns - int(max_age_s * 1e9), now_ns + FUTURE_NS
+    young = _first_between(connection, cutoff_ns, latest_ns)
+    found = connection.exec_driver_sql(
+        "SELECT offset FROM events WHERE offset < ? AND published_at < ? ORDER BY offset DESC LIMIT 1",
+        (1 << 62 if young is None else young, cutoff_ns),
+    ).scalar()
+    return 0 if found is None else int(found)
+
+
+def _first_between(connection: Connection, from_ns: int, to_ns: int) -> int | None:
+    """Return the lowest offset published between two times."""
+    spans = connection.exec_driver_sql(
+        "SELECT block FROM blocks WHERE published_max >= ? AND published_min <= ? ORDER BY block", (from_ns, to_ns)
+    ).scalars()
+    for block in spans.all():
+        first = int(block) * BLOCK
+        if (found := _between(connection, f"BETWEEN {first} AND {first + BLOCK - 1}", from_ns, to_ns)) is not None:
+            return found
+    return _between(connection, f"> {SEALED_UNTIL}", from_ns, to_ns)
+
+
+def _between(connection: Connection, offsets: str, from_ns: int, to_ns: int) -> int | None:
+    found = connection.exec_driver_sql(
+        f"SELECT offset FROM events WHERE offset {offsets} AND published_at BETWEEN ? AND ? ORDER BY offset LIMIT 1",
+        (from_ns, to_ns),
+    ).scalar()
+    return None if found is None else int(found)
 
 
 def _by_count(connection: Connection, events: int, head: int) -> int:
@@ -105,7 +159,10 @@ def _by_count(connection: Connection, events: int, head: int) -> int:
 
 
 def _by_size(connection: Connection, max_bytes: int, head: int) -> int:
-    """Return the offset up to which events must be removed to reach `max_bytes`, from the mean size of an event."""
+    """Return the offset up to which events must be removed to reach `max_bytes`, from the mean size of an event.
+
+    The newest events, as many as one page of the file can have, stay: the file would not become smaller without them.
+    """
     pages, free, page = (
         int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
         for name in ("page_count", "freelist_count", "page_size")
@@ -113,4 +170,11 @@ def _by_size(connection: Connection, max_bytes: int, head: int) -> int:
     used, low = (pages - free) * page, get_low_water(connection)
     if used <= max_bytes or head <= low:
         return low
-    return low + min(head - low, int((used - max_bytes) / (used / (head - low))) + 1)
+    last_page = connection.exec_driver_sql(
+        "SELECT min(offset) FROM (SELECT offset, sum(length(payload) + ifnull(length(headers), 0) + ?2)"
+        " OVER (ORDER BY offset DESC) AS size FROM (SELECT * FROM events ORDER BY offset DESC LIMIT ?1 / ?2))"
+        " WHERE size <= ?1",
+        (page, ROW_BYTES_MIN),
+    ).scalar()
+    target = low + int((used - max_bytes) / (used / (head - low))) + 1
+    return max(low, min(target, head if last_page is None else int(last_page) - 1))

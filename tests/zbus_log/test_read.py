@@ -456,8 +456,10 @@ def test_a_reader_with_an_older_view_does_not_make_keys_count_twice(log: SqliteL
 
         table.matching(ahead, keys)
         table.matching(behind, keys)
-        ids, _ = table.matching(ahead, keys)
+        found = table.matching(ahead, keys)
 
-        assert sorted(ids) == [1, 2]
+        assert found.ids is not None
+        assert sorted(found.ids) == [1, 2]
+        assert (found.keys, found.matching) == (2, 2)
     older.dispose()
     newer.dispose()

@@ -409,7 +409,7 @@ def test_configured_retention_works_by_itself_in_a_quiet_log(
 ) -> None:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
     with opened(path, **rule) as log:
-        append(log, [row(n) for n in range(100)])
+        append(log, [row(n, b"p" * 8000) for n in range(100)])
 
         wait_until(lambda: log.low_water() >= 90)
 
@@ -449,3 +449,76 @@ def test_configured_retention_passes_a_durable_cursor_when_requested(
         append(log, [row(n) for n in range(100)])
 
         wait_until(lambda: log.low_water() == 90)
+
+
+# A number of events
+
+
+@pytest.mark.parametrize("burst", [1, 1500])
+def test_a_configured_number_of_events_is_kept_below_a_block_too(path: Path, burst: int) -> None:
+    with opened(path, retain_events=1000) as log:
+        for start in range(0, 1500, burst):
+            append(log, [row(start + n) for n in range(burst)])
+
+        wait_until(lambda: 1000 <= log.head() - log.low_water() < 1100, deadline_s=5.0)
+
+
+# Clocks
+
+DAY_NS = 86_400 * 1_000_000_000
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_one_event_from_the_future_does_not_stop_age_retention(path: Path, log: SqliteLog, sealed: bool) -> None:
+    now, size = time.time_ns(), 2 * BLOCK + 50 if sealed else 100
+    append(log, [row(n, at_ns=now + 365 * DAY_NS if n == 20 else now - 2 * DAY_NS) for n in range(size)])
+    append(log, [row(size + n, at_ns=now - n) for n in range(10)])
+    wait_until(lambda: not sealed or ask(path, "SELECT count(*) FROM blocks") >= 2)
+
+    assert log.prune(Rules(max_age_s=86_400)).low_water == size
+    assert offsets(log) == list(range(size + 1, size + 11))
+
+
+def test_an_event_from_the_future_stays_as_long_as_the_event_after_it(log: SqliteLog) -> None:
+    now = time.time_ns()
+    ages = [2 * DAY_NS, 2 * DAY_NS, -365 * DAY_NS, 0, -365 * DAY_NS]
+    append(log, [row(n, at_ns=now - age) for n, age in enumerate(ages)])
+
+    log.prune(Rules(max_age_s=86_400))
+
+    assert offsets(log) == [3, 4, 5]
+
+
+def test_events_from_the_future_alone_are_kept(log: SqliteLog) -> None:
+    now = time.time_ns()
+    append(log, [row(n, at_ns=now + 365 * DAY_NS) for n in range(10)])
+
+    assert log.prune(Rules(max_age_s=86_400)).removed == 0
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_clock_that_jumps_a_year_ahead_does_not_empty_the_log(
+    path: Path, reopened: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
+    now = time.time_ns()
+    log = open_log(BusConfig(log=str(path), retain_age_s=86_400))
+    append(log, [row(n, at_ns=now - 2 * DAY_NS + n) for n in range(100)])
+    append(log, [row(100 + n, at_ns=now - 1000 + n) for n in range(100)])
+    wait_until(lambda: log.low_water() == 100)
+
+    if reopened:
+        log.close(5.0)
+    ahead = 365 * DAY_NS
+    monkeypatch.setattr("time.time_ns", lambda: now + ahead)
+    if reopened:
+        log = open_log(BusConfig(log=str(path), retain_age_s=86_400))
+    append(log, [row(200, at_ns=now + ahead)])
+    wait_until(lambda: "LOG_CLOCK_JUMPED" in caplog.text)
+    time.sleep(0.3)
+
+    assert len(offsets(log)) == 101
+    (report,) = [each.zbus for each in caplog.records if "LOG_CLOCK_JUMPED" in each.message]  # type: ignore[attr-defined]
+    assert report["code"] == "clock_jumped"
+    assert abs(report["ahead_s"] - 365 * 86_400) < 86_400
+    log.close(5.0)

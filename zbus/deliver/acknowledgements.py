@@ -27,6 +27,7 @@ class Acknowledgements:
         self.name, self._cursors, self._run, self._keys, self._runtime = name, cursors, run, keys, runtime
         self._loop = asyncio.get_running_loop()
         self.acknowledged = 0
+        self.is_new = False  # whether the name did not exist before it was claimed
         self._claiming: asyncio.Future[Lease] | None = None
         self._token = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -46,6 +47,7 @@ class Acknowledgements:
             self._claiming = None
             raise
         self._token, self.acknowledged = lease.token, lease.offset
+        self.is_new = not lease.keys
         self._report_added_keys(lease)
         return self.acknowledged
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from zbus.errors import ConfigInvalid, PayloadInvalid, SchemaInvalid, SubscriberLagged
+from zbus.errors import ConfigInvalid, LogTrimmed, PayloadInvalid, SchemaInvalid, SubscriberLagged
 from zbus.event import Event
 from zbus.observe.records import (
     EVENT_INVALID,
@@ -54,8 +54,8 @@ async def serve(
         while True:
             try:
                 event = await subscription.next()
-            except SubscriberLagged:
-                continue  # the subscription has logged it, and counted it in `dropped`
+            except (SubscriberLagged, LogTrimmed):
+                continue  # the subscription has logged and counted it, and continues after the gap
             except SchemaInvalid:
                 continue  # the validators have logged and counted it; a retry would fail again
             except PayloadInvalid as error:

@@ -15,7 +15,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from zbus.errors import ConfigInvalid, LogError, LogRequired, SubscriberLagged, WrongLoop, ZbusError
+from zbus.errors import ConfigInvalid, LogError, LogRequired, LogTrimmed, SubscriberLagged, WrongLoop, ZbusError
 from zbus.event import DeliveryHandle, Event
 from zbus.keys import KeySet
 from zbus.observe.records import EVENT_SUBSCRIBER_SLOW, record_reason
@@ -28,6 +28,7 @@ from .buffer import Backlog, Buffer
 from .host import Host
 from .log_reader import STALE_S
 from .overflow import BACKLOG_BYTES_MAX, BACKLOG_FULL, POLICIES, Overflow
+from .retention_gap import report_retention_gap
 from .start_position import check_offset_or_time, to_ns
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class EventSubscriber:
             self._durable = Acknowledgements(cursors, self._reader.run, durable, keys.expressions, host.runtime)
         self._handle = DeliveryHandle(schema, self._durable.acknowledge if self._durable is not None else None)
         self._resolved = start == "new" and after is None and durable is None
+        self._from_oldest = False  # whether to begin with the oldest event, whatever retention removed before
         self._live = self._resolved and not self._reader.read_only
         self._inlet.records = self._reader.log is not None and (durable is not None or self._policy.needs_log)
         if start != "beginning":
@@ -354,7 +356,14 @@ class EventSubscriber:
         log = self._reader.required("reading from the log")
         # A page waits in memory too, so a small queue reads small pages.
         limit = min(PAGE_EVENTS, max(PAGE_EVENTS_MIN, self.queue_events))
-        page = await self._reader.run(log.read, self._keys, Span(self._position), limit)
+        try:
+            page = await self._reader.run(log.read, self._keys, Span(0 if self._from_oldest else self._position), limit)
+            if page.low_water > self._position and not self._from_oldest:  # at position 0, where reading raises nothing
+                raise LogTrimmed(self._position, page.low_water)
+        except LogTrimmed as trimmed:
+            self._pass_trimmed(trimmed)
+            return
+        self._from_oldest = False
         events, error, skipped = page.events(self._reader.skip_corrupt)
         self._dispatcher.count("corrupt_skipped", skipped)
         self._queue.extend([event._with(self._handle) for event in events] if self._bound else events)
@@ -367,6 +376,14 @@ class EventSubscriber:
         else:
             await asyncio.sleep(STALE_S)  # the log does not show yet what was delivered
 
+    def _pass_trimmed(self, trimmed: LogTrimmed) -> None:
+        """Continue with the oldest event that is left, and notify the subscriber of what it missed."""
+        log = self._reader.required("reading from the log")
+        missed = log.count(self._position, trimmed.low_water)
+        self._failed = LogTrimmed(self._position, trimmed.low_water, missed)
+        self._position = self._handed = trimmed.low_water
+        report_retention_gap(self._host, self.key_exprs, self.durable, self._failed)
+
     def _join_live(self) -> bool:
         """Receive live events again, if the events in between are in memory and fit into the queue."""
         if self._reader.read_only or self._closed:
@@ -374,7 +391,7 @@ class EventSubscriber:
         between = self._dispatcher.recent_after(self._position, self.queue_events, self._keys)
         if between is None:
             return False
-        self._live = True
+        self._live, self._from_oldest = True, False
         if between:
             self._dispatcher.deliveries += self._offer(between)
         self._policy.joined()
@@ -400,8 +417,12 @@ class EventSubscriber:
             after = await self._before(to_ns(self._after) + 1)
         elif self._after is not None:
             after = self._after
+        self._from_oldest = after == 0 and (self._start != "new" or self._after is not None)
         if self._durable is not None:
+            if self._from_oldest:  # if retention removes more before the first acknowledgement, that is a gap
+                after = await self._reader.run(log.low_water)
             after = await self._durable.claim(after)
+            self._from_oldest = self._from_oldest and self._durable.is_new
         self._position = self._handed = after
         self._resolved = True
 

@@ -82,8 +82,10 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "EVENT_GAP": RecordInfo(
         "WARNING",
-        "Events of another node are missing; at most one record per minute, publisher and code.",
-        "code, reason, origin, publisher_id, first, last, key, after, until, events",
+        "Events are missing: those of another node (at most one record per minute, publisher and code), or those that "
+        "retention removed before a subscription read them.",
+        "code, reason, origin, publisher_id, first, last, key, after, until, events; of a subscription: keys, durable, "
+        "after, until, missed",
     ),
     "EVENT_INVALID": RecordInfo(
         "WARNING",
@@ -181,6 +183,16 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "LOG_WRITER_FAILED": RecordInfo("CRITICAL", "The writer of a log stopped; the log must be reopened.", "path"),
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
+    "LOG_CLOCK_JUMPED": RecordInfo(
+        "WARNING",
+        "The clock differs from the time that age retention uses, which follows it slowly.",
+        "path, ahead_s, code, reason",
+    ),
+    "LOG_CURSOR_EXPIRED": RecordInfo(
+        "WARNING",
+        "A durable subscription expired, because nothing used it for `cursor_ttl_s`; retention no longer waits for it.",
+        "path, durable, offset, unused_s, code, reason",
+    ),
     "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
     "LOG_COLD_LEFT_BEHIND": RecordInfo(
         "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
@@ -224,6 +236,7 @@ CODES: dict[str, str] = {
     "declare_failed": "A transport did not accept the key expressions or the served keys.",
     "gap_corrupt": "The missing events are corrupt in the log of their publisher.",
     "gap_open": "Events are missing, and their node does not reply yet; they are requested until it does.",
+    "gap_retention": "Retention removed events before a subscription read them.",
     "gap_trimmed": "Retention removed the missing events at the publisher.",
     "gap_unrepaired": "Events are missing and could not be repaired.",
     "identity_conflict": "A received event was not stored: the log has another event under its identity.",
@@ -258,7 +271,9 @@ CODES: dict[str, str] = {
     "state_unreadable": "A transport raised an error when its diagnostics, endpoints or trust were read.",
     "store_failed": "The log did not store events of other nodes.",
     # The log.
+    "clock_jumped": "The clock of the machine differs from the time that age retention uses.",
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
+    "cursor_expired": "A durable subscription was not used for `cursor_ttl_s`.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
@@ -383,6 +398,7 @@ COUNTERS: dict[str, str] = {
     "invalid_too_large": "Received events whose payload is larger than `payload_bytes_max`.",
     "invalid_version": "Frames of an unknown version or kind.",
     "loops_prevented": "Events of a bridge that came back to it.",
+    "missed_by_retention": "Events that retention removed before a subscription read them, once per subscription.",
     "nodes_evicted": "Nodes removed from the registry because it was full.",
     "nodes_refused": "Announcements of nodes whose protocol is too old or too new.",
     "origins_rewound": "Logs of other nodes that were replaced by older ones.",

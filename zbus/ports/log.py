@@ -180,6 +180,7 @@ class Cursor(NamedTuple):
     updated_at_ns: int
     owner: str | None  # the holder of the lease, such as "process 4711"; None if it is free
     incarnation: int = 0  # the one that stored the event at `offset`; 0 if that was not recorded
+    expired_at_ns: int | None = None  # when it expired, because nothing used it
 
 
 class Lease(NamedTuple):

@@ -74,6 +74,7 @@ def as_json(cursor: Cursor, head: int, problem: str | None) -> dict[str, Any]:
         "updated_at": iso_time(cursor.updated_at_ns),
         "owner": cursor.owner,
         "problem": problem,
+        "expired_at": None if cursor.expired_at_ns is None else iso_time(cursor.expired_at_ns),
     }
 
 
@@ -101,6 +102,7 @@ def _table(listed: list[dict[str, Any]]) -> Table:
     table = Table("durable", "offset", "behind", "keys", "updated", "used by process")
     for cursor in listed:
         numbers = f"{cursor['offset']:,}", f"{cursor['behind']:,}"
-        owner = "cannot be used" if cursor["problem"] else cursor["owner"] or "none"
+        owner = "none, expired" if cursor["expired_at"] else cursor["owner"] or "none"
+        owner = "cannot be used" if cursor["problem"] else owner
         table.add_row(cursor["name"], *numbers, ", ".join(cursor["keys"]), cursor["updated_at"], owner)
     return table

@@ -266,6 +266,12 @@ def snapshot(connection: Connection) -> Iterator[None]:
         roll_back(connection)
 
 
+def free_pages(connection: Connection) -> None:
+    """Give the free pages back to the file system."""
+    driver: Any = connection.connection.dbapi_connection
+    driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
+
+
 def roll_back(connection: Connection) -> None:
     """Roll back the open transaction, if any: SQLite has ended it already after some errors."""
     driver: Any = connection.connection.dbapi_connection

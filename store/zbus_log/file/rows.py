@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -136,9 +136,16 @@ class RowPage:
     """A page as SQLite returned it. `events` decodes it, on the caller's thread."""
 
     def __init__(
-        self, numbers: bytes, bodies: bytes, covered: int, low_water: int, key_name: Callable[[int], str | None]
+        self,
+        numbers: bytes,
+        bodies: bytes,
+        covered: int,
+        low_water: int,
+        key_name: Callable[[int], str | None],
+        unwanted: Collection[int] = (),
     ) -> None:
         self._numbers, self._bodies, self._key_name = numbers, bodies, key_name
+        self._unwanted = unwanted  # ids of keys without a name here, whose events are left out
         self.covered, self.low_water = covered, low_water
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
@@ -156,6 +163,8 @@ class RowPage:
             at += size
             name = key_name(key)
             if name is None or _crc32(payload, crc) != stored:
+                if key in self._unwanted:
+                    continue
                 if not skip_corrupt:
                     reason = "its key is unknown" if name is None else "its checksum does not match"
                     return found, EventCorrupt(offset, reason), skipped

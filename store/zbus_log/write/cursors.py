@@ -40,6 +40,7 @@ from zbus_log.file.database import SharedWrites, log_errors, make_engine, transa
 from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
+from .cursor_expiry import check_not_expired, expire, forget_use, note_use, prepare_uses, uses
 from .positions import SqlitePositions
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 NAME_MAX = 200
 RETRY_S = 0.25
+USE_NOTED = 4  # how often the use of a cursor is stored during the time after which it would expire
 
 _cursors = Table(
     "cursors",
@@ -133,8 +135,11 @@ class SqliteCursors:
         try:
             with self._writing() as connection:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
-                if row is not None and (problem := self.problem(_cursor(row))) is not None:
-                    raise CursorError(name, f"{problem}. {self._advice(name)}")
+                if row is not None:
+                    check_not_expired(connection, name, row.offset)
+                    if (problem := self.problem(_cursor(row))) is not None:
+                        raise CursorError(name, f"{problem}. {self._advice(name)}")
+                note_use(connection, name, time.time_ns())
                 stored_by = self._history.lineage.of(start) or 0
                 connection.execute(
                     upsert(_cursors)
@@ -178,28 +183,33 @@ class SqliteCursors:
                         .where(_cursors.c.name == name, _cursors.c.token == token)
                         .values(owner_pid=None, token=None)
                     )
+                    note_use(connection, name, time.time_ns())
         finally:
             if (held := self._held.pop((name, token), None)) is not None:
                 held.lock.close()
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
+        rows, known = self._rows(), self._uses()
         return [
-            _cursor(row, _holder(row) if row.token is not None and self._locks.is_held(row.name) else None)
-            for row in self._rows()
+            _cursor(
+                row,
+                _holder(row) if row.token is not None and self._locks.is_held(row.name) else None,
+                known[row.name][1] if row.name in known else None,
+            )
+            for row in rows
         ]
 
     def lowest(self) -> Cursor | None:
         """Return the cursor that is furthest behind, where retention stops. Its owner is not looked up.
 
         A cursor that is beyond the offsets that its incarnation shares with this log is taken to be at their end. One
-        that shares none does not count, and is reported once.
+        that shares none does not count, and is reported once. Neither does one that expired.
         """
-        found = [_cursor(row) for row in self._rows()]
-        if not found:
-            return None
+        rows = self._rows()
+        expired = {name for name, (_, expired_at) in self._uses().items() if expired_at is not None} if rows else ()
         held: list[Cursor] = []
-        for cursor in found:
+        for cursor in [_cursor(row) for row in rows if row.name not in expired]:
             if (problem := self.problem(cursor)) is None:
                 held.append(cursor)
                 continue
@@ -249,6 +259,38 @@ class SqliteCursors:
             _prepare(connection)
             return connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
 
+    def expire_unused(self, ttl_s: float, now_ns: int) -> None:
+        """Let cursors expire that no subscriber has used for `ttl_s` seconds."""
+        ttl_ns, known = int(ttl_s * 1e9), self._uses()
+        for row in self._rows():
+            used_at, expired_at = known.get(row.name, (0, None))
+            unused_ns = now_ns - max(used_at, row.updated_at)
+            if expired_at is not None or unused_ns < ttl_ns // USE_NOTED:
+                continue
+            lock = None if self._locks.is_held(row.name) else self._locks.take(row.name)
+            if lock is None:  # a subscriber has it, and its events may be rare
+                with self._writing() as connection:
+                    note_use(connection, row.name, now_ns)
+                continue
+            with closing(lock):
+                if unused_ns >= ttl_ns:
+                    with self._writing() as connection:
+                        expire(connection, row.name, now_ns)
+                    self._report_expired(row.name, row.offset, unused_ns)
+
+    def _report_expired(self, name: str, offset: int, unused_ns: int) -> None:
+        unused_s = unused_ns // 1_000_000_000
+        reason = f"the durable subscription was not used for {unused_s} s; retention no longer waits for it"
+        fields = {"path": self.path, "durable": name, "offset": offset, "unused_s": unused_s}
+        record_reason("LOG_CURSOR_EXPIRED", logging.WARNING, code="cursor_expired", reason=reason, **fields)
+
+    def _uses(self) -> dict[str, tuple[int, int | None]]:
+        if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
+            return {}
+        with log_errors(self.path), self._engine.connect() as connection:
+            prepare_uses(connection)
+            return uses(connection)
+
     def reset(self, name: str, offset: int) -> None:
         """Move a cursor in either direction. Raises `CursorError` if a subscriber uses it."""
         self._change(name, offset)
@@ -289,8 +331,10 @@ class SqliteCursors:
         with closing(self._take(name, "uses it; stop that process first")):
             with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
                 if offset is None:
+                    forget_use(connection, name)
                     changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
+                    note_use(connection, name, time.time_ns())
                     moved = update(_cursors).where(_cursors.c.name == name)
                     stored_by = self._history.lineage.of(offset) or 0
                     values = {"offset": offset, "updated_at": time.time_ns(), "incarnation": stored_by}
@@ -439,8 +483,9 @@ class SqliteCursors:
         return held & pending.keys()
 
 
-def _cursor(row: Row[Any], owner: str | None = None) -> Cursor:
-    return Cursor(row.name, row.offset, tuple(json.loads(row.keys)), row.updated_at, owner, row.incarnation or 0)
+def _cursor(row: Row[Any], owner: str | None = None, expired_at: int | None = None) -> Cursor:
+    keys, incarnation = tuple(json.loads(row.keys)), row.incarnation or 0
+    return Cursor(row.name, row.offset, keys, row.updated_at, owner, incarnation, expired_at)
 
 
 def _problem(cursor: Cursor, lineage: Lineage, head: int) -> str | None:
@@ -475,6 +520,7 @@ def check_name(name: str) -> None:
 def _prepare(connection: Connection) -> None:
     connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     connection.execute(CreateTable(_cursors, if_not_exists=True))
+    prepare_uses(connection)
     if not _columns(connection) >= _ADDED.keys():
         with transaction(connection):
             there = _columns(connection)  # another process may have added some in the meantime

@@ -17,7 +17,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -99,6 +99,7 @@ class Writer:
         start_after: int,
         incarnation: Incarnation,
         periodic: Callable[[], None] | None,
+        periodic_events: int = BLOCK,
     ) -> None:
         self.path, self._connection, self._record = path, connection, head_record
         self._synchronous = synchronous
@@ -107,7 +108,8 @@ class Writer:
         self.head, self._state = state.head, state
         self._next = start_after + 1
         self._tailed = start_after  # the tail has received every event up to this offset
-        self._periodic = periodic
+        self._periodic, self._periodic_events = periodic, periodic_events
+        self._periodic_at = self.head  # the head when it last ran
         self._sealed = self._last_sealed()
         self._incarnation: Incarnation | None = incarnation  # until it is in the log
         self.chain: Chain | None = None  # from the first commit at the latest
@@ -141,6 +143,11 @@ class Writer:
         """Call `committed` with every event stored from now on. Returns the current head."""
         self._notifier.tail = committed
         return self.head
+
+    def forget_keys(self, names: Iterable[str]) -> None:
+        """Forget the ids of keys that were removed. Call it on the writer's thread."""
+        for name in names:
+            self._key_ids.pop(name, None)
 
     @property
     def connection(self) -> Connection:
@@ -192,6 +199,8 @@ class Writer:
                     self._notifier.now([(done, about, failed, None) for _, done, about in appends])
             if callable(task):
                 self._attempt(task)
+            elif self.head - self._periodic_at >= self._periodic_events and self._periodic and self._inbox.empty():
+                self._attempt_periodic(self._periodic)  # in a busy log, after the next block
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
                 self._seal_full_blocks()
         self._notify_deferred()
@@ -209,7 +218,7 @@ class Writer:
         """
         if self._periodic is not None and time.monotonic() >= self._due:
             self._due = time.monotonic() + IDLE_S
-            self._attempt(self._periodic)
+            self._attempt_periodic(self._periodic)
         inbox, appends = self._inbox, list[Append]()
         postponed, self._postponed = self._postponed, None
         if self._deferred and postponed is None and inbox.empty():
@@ -488,7 +497,7 @@ class Writer:
             if not self._attempt(self._seal_next):
                 return
             if self._periodic is not None:
-                self._attempt(self._periodic)
+                self._attempt_periodic(self._periodic)
 
     def _seal_next(self) -> None:
         block = self._sealed + 1
@@ -500,6 +509,10 @@ class Writer:
             self._connection.exec_driver_sql(_SEAL_DIGEST, (block, digest))
         self._sealed = block
         self._identities.sealed_until = self._sealed_until
+
+    def _attempt_periodic(self, periodic: Callable[[], None]) -> None:
+        self._periodic_at = self.head
+        self._attempt(periodic)
 
     def _attempt(self, task: Callable[[], object]) -> bool:
         """Run a task that no caller waits for. Returns whether it succeeded; the caller may try it again later."""

@@ -1,0 +1,92 @@
+"""Retention of one log, step by step on the writer's thread: old events first, then the keys that lost their events."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from zbus.observe.records import record_reason
+
+from .age_clock import AgeClock
+from .file.tables import get_low_water
+from .retention import Rules, newest_time_ns, plan, trim_step
+from .write.cursors import SqliteCursors
+from .write.unused_keys import UnusedKeys
+from .write.writer import Writer
+
+EXPIRE_S = 10.0  # at most this often
+
+
+class Step(NamedTuple):
+    """The result of one step."""
+
+    removed: int  # how many events
+    more: bool  # whether there may be more to do
+    held_by: str | None = None  # the cursor that limits retention
+
+
+class Pruner:
+    """Used by the writer's thread only. Commits continue between the steps."""
+
+    def __init__(
+        self,
+        path: str,
+        connection: Connection,
+        writer: Callable[[], Writer],
+        cursors: SqliteCursors,
+        age_s: float | None = None,
+        cursor_ttl_s: float | None = None,
+        dedup_s: float = 0.0,
+    ) -> None:
+        self._path, self._connection, self._writer, self._cursors = path, connection, writer, cursors
+        self._unused = UnusedKeys(connection, lambda names: writer().forget_keys(names))
+        self._clock: AgeClock | None = None
+        ages_s = [each for each in (age_s, cursor_ttl_s) if each is not None]
+        if ages_s:  # before the first event of this process, whose clock may be wrong
+            self._clock = AgeClock(newest_time_ns(connection), min(ages_s), self._report_clock)
+        self._cursor_ttl_s, self._expire_at, self._dedup_s = cursor_ttl_s, 0.0, dedup_s
+        self._started = False
+
+    def step(self, rules: Rules) -> Step:
+        """Remove some events that `rules` do not keep, because a user asked for it. The clock is believed."""
+        return self._step(rules, None)
+
+    def periodic_step(self, rules: Rules) -> Step:
+        """Remove some events that the settings do not keep. A clock that jumps removes few at once."""
+        if not self._started:
+            self._started = True
+            self._unused.look_for_more(self._events_left())
+        now_ns = None if self._clock is None else self._clock.now_ns()
+        if self._cursor_ttl_s is not None and now_ns is not None and time.monotonic() >= self._expire_at:
+            self._expire_at = time.monotonic() + min(EXPIRE_S, self._cursor_ttl_s / 10)
+            self._cursors.expire_unused(self._cursor_ttl_s, now_ns)
+        return self._step(rules, now_ns)
+
+    def _step(self, rules: Rules, now_ns: int | None) -> Step:
+        if self._unused.is_due(self._events_left()):
+            self._unused.step()
+            return Step(0, True)
+        # Each step plans again, because sizes are estimates and cursors move.
+        target, held_by = plan(self._connection, rules, self._writer().head, self._cursors.lowest(), now_ns)
+        removed, more = trim_step(self._connection, target, self._dedup_s)
+        self._unused.events_removed(removed)
+        return Step(removed, more, held_by)
+
+    def _events_left(self) -> int:
+        return self._writer().head - get_low_water(self._connection)
+
+    def _report_clock(self, clock_ns: int, used_ns: int) -> None:
+        ahead_s = round((clock_ns - used_ns) / 1e9)
+        where = "ahead of" if ahead_s > 0 else "behind"
+        reason = (
+            f"the clock of this machine is {abs(ahead_s)} s {where} the time that age "
+            "retention uses, which follows it slowly, so that a wrong clock does not remove every event. If the clock "
+            "is right, `zbus log prune --max-age` removes the old events now"
+        )
+        record_reason(
+            "LOG_CLOCK_JUMPED", logging.WARNING, code="clock_jumped", reason=reason, path=self._path, ahead_s=ahead_s
+        )
