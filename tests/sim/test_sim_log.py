@@ -261,6 +261,7 @@ def test_a_power_cut_drops_positions_that_were_not_synced_and_a_kill_does_not() 
 def test_an_acknowledged_position_of_a_durable_subscription_survives_a_power_cut() -> None:
     machine = Machine()
     log = machine.open()
+    machine.outcome(log, rows(6))
     token = log.cursors.claim("worker", ["**"], 0).token
     answers: list[ZbusError | None] = []
     log.cursors.advance("worker", token, 5, answers.append)

@@ -314,6 +314,9 @@ class Ledger:
     def gap_reported(self, subscription: Subscription, fields: dict[str, Any]) -> None:
         """A node reported a gap."""
         node = subscription.node
+        if "publisher_id" not in fields:  # retention passed a subscription: the removed events are excused already
+            self.note("passed by retention", node, fields["after"], fields["until"])
+            return
         gap = Gap(fields["publisher_id"], fields["first"], fields["last"], fields["key"], fields["open"])
         self.note("gap", node, *gap)
         self.gaps.setdefault(node, []).append(gap)

@@ -224,7 +224,7 @@ class SimLog:
             end = head if span.until is None else min(span.until, head)
             found: list[tuple[int, Row]] = []
             covered = after
-            last = min(end, after + SCANNED_EVENTS)
+            last = max(after, min(end, after + SCANNED_EVENTS))
             for offset, row in enumerate(disk.rows[after - low_water : last - low_water], after + 1):
                 covered = offset
                 if row.key in keys and _in_time(row, span):
@@ -306,8 +306,8 @@ class SimLog:
         for batch in (self._batch, self._appends):
             if batch:
                 self._commit(batch)
-        if self._notices and not self._access.is_closed:
-            self._later(self.disk.notify_s[1], self._notify_next)
+                if not self._access.is_closed:
+                    self._later(self.disk.notify_s[1], self._notify_next)
         self._batch, self._appends = [], []
 
     def forget(self) -> None:
