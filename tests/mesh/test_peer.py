@@ -19,7 +19,7 @@ from zbus.mesh import peer as module
 from zbus.mesh.dedup import Arrival, Dedup
 from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
-from zbus.mesh.peer import CONFIRM_S, EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
+from zbus.mesh.peer import CONFIRM_S, EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, UNCONFIRMED_MAX, Peer
 from zbus.ports.lineage import Branch, Incarnation, Lineage
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
@@ -57,7 +57,7 @@ async def runtime() -> AsyncIterator[FakeRuntime]:
 class Context:
     """A node with one peer: what it accepted, the gaps that it reported, and the log of the peer."""
 
-    def __init__(self, runtime: FakeRuntime, origin: int, covered: int | None) -> None:
+    def __init__(self, runtime: FakeRuntime, origin: int, covered: int | None, **more: Any) -> None:
         self.runtime, self.origin = runtime, origin
         self.interest, self.counts = Interest(), Counts()
         self.interest.add(["shop/**"], 0, store=False)
@@ -86,7 +86,7 @@ class Context:
         self.available.set()
         self.requests: list[tuple[int, int, str, tuple[str, ...] | None]] = []
         self.requested_at: list[float] = []
-        self.peer = Peer(origin, self, covered, runtime)
+        self.peer = Peer(origin, self, covered, runtime, **more)
 
     # The context.
 
@@ -205,8 +205,8 @@ Make = Callable[..., Context]
 async def make(runtime: FakeRuntime) -> AsyncIterator[Make]:
     made: list[Context] = []
 
-    def make(origin: int = LOGGED, covered: int | None = 0) -> Context:
-        made.append(Context(runtime, origin, covered))
+    def make(origin: int = LOGGED, covered: int | None = 0, **more: Any) -> Context:
+        made.append(Context(runtime, origin, covered, **more))
         return made[-1]
 
     yield make
@@ -1429,3 +1429,181 @@ async def test_open_gaps_no_longer_count_once_the_peer_is_closed(make: Make) -> 
     context.peer.close()
 
     assert context.counts["gaps_open"] == 0
+
+
+# What the log confirms.
+
+
+async def test_a_position_is_noted_once_the_log_has_confirmed_it(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2))
+    context.error = NoResponders("@zbus/log/5")
+    context.beacon(0, 2)
+    await asyncio.sleep(60)
+    assert (context.coverages, context.peer.covered) == ([], 2)  # events are delivered, and the position waits
+
+    context.error = None
+    await asyncio.sleep(2 * CONFIRM_S[1])
+
+    assert context.coverages == [2]
+    asked = len(context.descriptions)
+    await asyncio.sleep(60)
+    assert len(context.descriptions) == asked
+
+
+async def test_a_claim_that_the_log_does_not_confirm_is_reported_and_forgotten(make: Make) -> None:
+    context = make()
+    context.receive(*context.publish(1, 2))
+    context.beacon(0, 2)
+    await asyncio.sleep(2 * CONFIRM_S[0])
+    context.beacon(0, 1 << 60, {})
+    assert context.peer.covered == 1 << 60
+    context.publish(3)  # lost; nothing names it
+
+    await asyncio.sleep(UNCONFIRMED_MAX * CONFIRM_S[1] + 1)
+
+    assert context.unconfirmed == [(1 << 60, 3)]
+    assert (context.delivered, context.peer.covered) == ([1, 2, 3], 3)
+    assert (context.coverages[-1], context.rewound) == (3, [])
+
+
+async def test_a_log_of_the_first_version_that_is_shorter_than_it_was_is_reported_as_rewound(make: Make) -> None:
+    context = make(covered=10)
+    context.publish(1, 2, 3)
+    context.beacon(10, 12, {})
+
+    await asyncio.sleep(UNCONFIRMED_MAX * CONFIRM_S[1] + 1)
+
+    assert context.rewound == [(10, 3)]
+    context.receive(*context.publish(4))
+    assert context.delivered == [4]
+
+
+async def test_an_event_that_contradicts_a_forged_one_is_delivered_and_the_log_is_asked(make: Make) -> None:
+    context = make()
+    one, two, three = context.publish(1, 2, 3)
+    forged = msgspec.structs.replace(envelope(1 << 60, 0, A, origin=LOGGED), publisher_id=8)
+    context.receive(forged)
+    context.receive(one)
+    context.receive(two)
+    await context.settle()
+    context.receive(three)
+
+    assert context.delivered == [1 << 60, 1, 1, 2, 3]  # the page has the first one again, which the inbox recognizes
+    assert [after for after, *_ in context.requests] == [0]
+
+
+async def test_a_late_event_whose_loss_was_accepted_is_dropped_and_counted(make: Make) -> None:
+    context = make(UNLOGGED)
+    one, two, three = context.publish(1, 2, 3)
+    context.receive(one, three)
+    await asyncio.sleep(1)
+    assert context.timeline == [1, "gap before 3", 3]
+
+    context.receive(two)
+
+    assert context.delivered == [1, 3]
+    assert context.counts["dropped_late"] == 1
+
+
+# Incarnations.
+
+
+OLD, NEW = Branch(7, 1, 7), Branch(9, 4, 7)
+
+
+async def test_a_peer_whose_lineage_is_unknown_asks_its_log_what_they_share(make: Make) -> None:
+    context = make(covered=None, branch=NEW, known={5: 8, 7: 6})
+    context.lineage = Lineage((Incarnation(7, 1), Incarnation(8, 3), Incarnation(9, 4)))
+    context.publish(1, 2, 3)
+    context.receive(*context.publish(4, 5))
+    await context.settle()
+
+    assert context.descriptions == [{5: 8, 7: 6}]
+    assert [after for after, *_ in context.requests] == [2]
+    assert context.delivered == [3, 4, 5]
+    assert context.rewound == [(8, 2)]
+
+
+async def test_a_log_that_shares_nothing_is_asked_for_everything_since_the_interest_began(make: Make) -> None:
+    context = make(covered=None, branch=NEW, known={5: 8})
+    context.receive(*context.publish(1, 2)[1:])
+    await context.settle()
+
+    assert (context.delivered, context.rewound) == ([1, 2], [(8, 0)])
+
+
+async def test_a_peer_takes_over_from_the_incarnation_before_it(make: Make) -> None:
+    before = make(branch=OLD)
+    one, _, three = before.publish(1, 2, 3)
+    before.error = NoResponders("@zbus/log/5")
+    before.receive(one, three)
+    await before.settle()
+    after = make(branch=NEW)
+    after.log = before.log
+    after.accept([one], "")
+
+    after.peer.succeed(before.peer)
+    await after.settle()
+
+    assert after.delivered == [1, 2, 3]
+    stranger = make(branch=Branch(11, 4, 5))
+    stranger.peer.succeed(before.peer)
+    await stranger.settle()
+    assert stranger.requests == []
+
+
+@pytest.mark.parametrize("behind_s", [0, 30, -30])
+async def test_a_new_peer_is_asked_by_its_own_clock(make: Make, runtime: FakeRuntime, behind_s: int) -> None:
+    context = make(covered=None)
+    since = runtime.steady_ns()
+    context.interest = Interest()
+    context.interest.add(["shop/**"], since, store=False)
+    runtime.now += 10
+    context.clock_ns = runtime.steady_ns() - behind_s * 10**9
+    early = envelope(1, 0, A, origin=LOGGED, published_at=since - (behind_s + 5) * 10**9)
+    late = envelope(2, 1, A, origin=LOGGED, published_at=since - (behind_s - 5) * 10**9)
+    context.log = [early, late]
+    context.beacon(0, 2)
+    await context.settle()
+
+    assert context.delivered == [2]
+
+
+# Debts of the past.
+
+
+async def test_owed_events_are_fetched_when_the_peer_is_seen_and_the_progress_is_noted(make: Make) -> None:
+    context = make(covered=5, owed={A: 2})
+    context.publish(*range(1, 6))
+    context.page_events = 2
+    context.beacon(5, 5)
+    await asyncio.sleep(1)
+
+    assert context.delivered == [3, 4, 5]
+    assert context.fetched == [(A, 4), (A, None)]
+    assert [expressions for *_, expressions in context.requests if expressions] == [(A,)] * 2
+    context.beacon(5, 5)
+    await asyncio.sleep(1)
+    assert context.fetched == [(A, 4), (A, None)]
+
+
+# Bounds in bytes.
+
+
+async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_others(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 250)
+    context = make()
+    events = [msgspec.structs.replace(each, payload=bytes(100)) for each in context.publish(*range(1, 11))]
+    context.available.clear()
+    context.receive(events[0])
+    context.receive(*events[2:])
+    await context.settle()
+    assert len(context.peer._buffered) == 2
+    context.available.set()
+    await context.settle()
+
+    assert context.delivered == list(range(1, 11))
+    assert context.peer._buffered_bytes == 0

@@ -58,7 +58,7 @@ class GapLedger:
                 self._newest[key] = now, each
 
     def succeed(self, other: GapLedger) -> None:
-        """Take over what beacons named before the peer began another incarnation, and what was reported then."""
+        """Take over the events that beacons named in an earlier incarnation of the peer, and the reports about them."""
         self._newest, self._reported = dict(other._newest), dict(other._reported)
 
     def missing_tails(

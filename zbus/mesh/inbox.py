@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -261,9 +261,9 @@ class Inbox:
         if key not in self._peers:
             # A new incarnation ends the earlier ones, unless the log was copied: then their next frames show it.
             ended = self._of_origin.get(origin, [])[:] if is_new else []
-            known = self.known_logs.of(origin)
-            known = known | {each.branch.id: max(each.settled, known.get(each.branch.id, 0)) for each in ended}
-            peer = self._new_peer(origin, branch, known)
+            for other in ended:
+                self.known_logs.settled(origin, other.branch.id, other.settled)
+            peer = self._new_peer(origin, branch)
             for other in ended:
                 peer.succeed(other)
                 other.close()
@@ -273,10 +273,11 @@ class Inbox:
             self._peers[key] = peer
         return self._peers.use(key)
 
-    def _new_peer(self, origin: int, branch: Branch, known: Mapping[int, int]) -> Peer:
+    def _new_peer(self, origin: int, branch: Branch) -> Peer:
+        known = self.known_logs.of(origin)
         shared = branch.shared(known)
-        if shared is not None and branch.id not in known and shared < known[branch.parent]:
-            self.report_rewound(origin, branch, known[branch.parent], shared)
+        if shared is not None and branch.id not in known and shared < max(known.values()):
+            self.report_rewound(origin, branch, max(known.values()), shared)
         unknown = known if shared is None else NOTHING_KNOWN
         return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
 
@@ -389,10 +390,11 @@ class Inbox:
 
     def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
         """Report that a log was replaced by an older one: with a counter and a log record."""
+        self.known_logs.rewound(origin, shared)
         self.count("origins_rewound", 1)
         reason = (
             f"the log was known up to offset {known} and now continues after offset {shared}: it was restored from a "
-            "backup, or copied. Its new events are received; those that it lost are kept where they were received"
+            "backup, or copied. Its new events are received; the nodes that received the lost ones still have them"
         )
         fields = {"origin": f"{origin:x}", "incarnation": f"{branch.id:x}", "known": known, "shared": shared}
         record_reason(ORIGIN_REWOUND, logging.WARNING, code="log_rewound", reason=reason, **fields)

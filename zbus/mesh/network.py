@@ -620,7 +620,7 @@ def _kind(name: str) -> str:
 
 
 def _earlier(*clocks: Callable[[], int]) -> int:
-    """Return the earliest of several times: an event is rather requested in vain than missed."""
+    """Return the earliest of several times: too many events are requested rather than too few."""
     return min(clock() for clock in clocks)
 
 

@@ -9,7 +9,7 @@ is back.
 
 A beacon is only a claim. Events are delivered as they arrive, and only those that are known by identity are duplicates;
 but the position of the peer is stored only once its log has confirmed it. A claim that the log does not confirm is
-reported and forgotten, and what came after the last confirmed position is requested again.
+reported and forgotten, and the events after the last confirmed position are requested again.
 
 Each incarnation of a log is a peer of its own, so two copies of one log are never mixed.
 """
@@ -546,20 +546,23 @@ class Peer:
         return self._complete and nothing_else and self._evicted_up_to <= (self._covered or 0)
 
     async def _compare(self) -> None:
-        """Ask the log what it shares with the incarnations that are known, and what time it is there."""
+        """Ask the log for the offset that it shares with the known incarnations, and for the time of its clock."""
         known, asked_at = self._known, self._time_ns()
         page = await self._context.describe(self.id, self.branch.id, self._link, known)
         self._measure_skew(page.now_ns, asked_at)
         if known:
             self._known = NOTHING_KNOWN
             self._covered = self._confirmed = page.shared
-            if page.shared is None or page.shared not in known.values():
+            if page.shared is None or page.shared < max(known.values()):
                 self._context.report_rewound(self.id, self.branch, max(known.values()), page.shared or 0)
 
     def _measure_skew(self, now_ns: int, asked_at: int) -> None:
         """Note how far the clock of the peer is ahead at least. Less than the time of a round trip is not a skew."""
+        if not now_ns:  # version 0.1 does not say
+            self._skew_ns = self._skew_ns or 0
+            return
         least, most = now_ns - self._time_ns(), now_ns - asked_at
-        self._skew_ns = 0 if least <= 0 <= most or not now_ns else least
+        self._skew_ns = 0 if least <= 0 <= most else least
 
     async def _page(self) -> Sequence[Envelope]:
         """Request the next page, deliver its new events in order, and wait until they are stored. Return them."""

@@ -39,7 +39,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "NODE_REFUSED": RecordInfo(
         "ERROR",
-        "A node does not understand the protocol of this one, or the other way round; at most one record per minute.",
+        "The protocol of a node is too old or too new for this one; at most one record per minute.",
         "node, node_name, bus, host, pid, link, code, reason",
     ),
     "ORIGIN_CLONED": RecordInfo(

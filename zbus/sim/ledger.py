@@ -315,7 +315,7 @@ class Ledger:
         """A node reported a gap."""
         node = subscription.node
         if "publisher_id" not in fields:  # retention passed a subscription: the removed events are excused already
-            self.note("passed by retention", node, fields["after"], fields["until"])
+            self.note("removed by retention", node, fields["after"], fields["until"])
             return
         gap = Gap(fields["publisher_id"], fields["first"], fields["last"], fields["key"], fields["open"])
         self.note("gap", node, *gap)

@@ -2,7 +2,7 @@
 
 A process id is unique within one boot of a machine and one PID namespace.
 
-A forked process shares the file descriptors of its parent, and so its locks, but has none of its threads. Each object
+A forked process shares the file descriptors of its parent, and so its locks, but not its threads. Each object
 that is registered with `on_fork` gives up in the child what it shares, without changing anything for the parent.
 """
 

@@ -58,7 +58,7 @@ class Runtime:
         return own
 
     def steady_ns(self) -> int:
-        """Return Unix time by a clock that nobody sets: it may be wrong, but by the same amount at all times.
+        """Return Unix time by a clock that is never set: it may be wrong, but by the same amount at all times.
 
         It continues over the restarts of a process if `clock_zero_ns` is kept until the machine boots.
         """

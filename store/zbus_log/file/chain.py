@@ -60,7 +60,7 @@ def sealed_digest(connection: Connection) -> tuple[int, bytes]:
 
 
 def digest_at(connection: Connection, offset: int) -> bytes:
-    """Return the digest up to an offset, from the file alone. Call it in a snapshot."""
+    """Return the digest up to an offset, from the file only. Call it in a snapshot."""
     if file_version(connection) < LINEAGE_SINCE or not 0 <= offset <= get_head(connection):
         return UNKNOWN
     block = offset // BLOCK
@@ -79,7 +79,7 @@ def digest_at(connection: Connection, offset: int) -> bytes:
 
 
 def _digest_of(connection: Connection, block: int) -> bytes | None:
-    """Return the digest of a sealed block; empty if an older version sealed it, None if the block is not there."""
+    """Return the digest of a sealed block; empty if an older version sealed it, None if the block does not exist."""
     found = connection.exec_driver_sql("SELECT ifnull(digest, x'') FROM blocks WHERE block = ?", (block,)).scalar()
     return None if found is None else bytes(found)
 

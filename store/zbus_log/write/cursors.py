@@ -9,7 +9,7 @@ no process can open again. So each write first compares the file with the one be
 is another one, stores the leases of this process again, with the positions that are in memory.
 
 A position is stored with the incarnation that stored its event, because after a restore the log can
-have another event at the same offset, or none. Such a position is refused, and does not hold back
+have another event at the same offset, or none. Such a position is refused, and does not delay
 retention.
 """
 
@@ -108,7 +108,7 @@ class SqliteCursors:
     def __init__(self, log_path: str, history: History | None = None) -> None:
         self.path = f"{log_path}-cursors"
         self._log_path, self._of = log_path, history
-        self._reported: set[str] = set()  # names of cursors that do not hold back retention
+        self._reported: set[str] = set()  # names of cursors that do not delay retention
         self._engine = make_engine(self.path)
         self._writes = SharedWrites()
         self.positions = SqlitePositions(self.path, self._engine, self._writes)

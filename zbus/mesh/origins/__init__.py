@@ -1,1 +1,1 @@
-"""What this node knows of the logs of other nodes: how far it has them, what they still owe, and their incarnations."""
+"""Knowledge of the logs of other nodes: positions in them, past events that they owe, and their incarnations."""

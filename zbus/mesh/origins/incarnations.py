@@ -83,8 +83,9 @@ class Incarnations:
                 self._found(origin, branch.id, other.branch.id)
 
     def _found(self, origin: int, one: int, other: int) -> None:
-        if (origin, one, other) not in self._reported:
+        pair = (origin, min(one, other), max(one, other))
+        if pair not in self._reported:
             if len(self._reported) >= LOGS_MAX:
                 self._reported.clear()
-            self._reported.add((origin, one, other))
+            self._reported.add(pair)
             self._report(origin, one, other)

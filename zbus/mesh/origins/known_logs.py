@@ -29,6 +29,7 @@ class KnownLogs:
     def __init__(self) -> None:
         # The inner dicts are replaced and never changed, because another thread may read them.
         self._reached = Memo[int, dict[int, int]](LOGS_MAX)  # the least recently changed one comes first
+        self._settled = Memo[int, dict[int, int]](LOGS_MAX)  # the same for incarnations that ended; not stored
         self._owed: dict[int, dict[str, int]] = {}
 
     def load(self, name: str, value: int) -> bool:
@@ -56,14 +57,26 @@ class KnownLogs:
 
     def of(self, origin: int) -> dict[int, int]:
         """Return the incarnations of a log that are known, each with the offset that was reached in it."""
-        return self._reached.get(origin, {})
+        reached, settled = self._reached.get(origin, {}), self._settled.get(origin, {})
+        return reached | {each: max(offset, reached.get(each, 0)) for each, offset in settled.items()}
 
     def reached(self, origin: int, incarnation: int, offset: int) -> None:
         """Note that everything up to an offset arrived and is stored."""
-        known = self.of(origin)
+        known = self._reached.get(origin, {})
         others = [(each, at) for each, at in known.items() if each != incarnation][1 - INCARNATIONS_MAX :]
         self._reached[origin] = dict(others) | {incarnation: max(offset, known.get(incarnation, 0))}
         self._reached.move_to_end(origin)
+
+    def settled(self, origin: int, incarnation: int, offset: int) -> None:
+        """Note how far the events of an incarnation arrived that has ended. The log did not confirm it."""
+        others = [each for each in self._settled.get(origin, {}).items() if each[0] != incarnation]
+        self._settled[origin] = dict(others[1 - INCARNATIONS_MAX :]) | {incarnation: offset}
+
+    def rewound(self, origin: int, shared: int) -> None:
+        """Forget what is known of a log after an offset, because it was replaced by an older one."""
+        for known in (self._reached, self._settled):
+            if origin in known:
+                known[origin] = {each: min(offset, shared) for each, offset in known[origin].items()}
 
     def forget(self) -> None:
         """Forget all positions: the log of this node does not have what they say."""

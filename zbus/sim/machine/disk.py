@@ -80,7 +80,7 @@ class Disk:
         self.lock = RLock()  # the contract suite uses real threads
         self.log_id = chance.getrandbits(60) << 1 | 1
         self.incarnations: list[Incarnation] = []
-        self.is_resumed = False  # a copy of a running machine: its process goes on in the same incarnation
+        self.is_resumed = False  # a copy of a running machine: its process continues the same incarnation
         self.digests = [bytes(8)]  # by offset: of all events up to it, removed ones included
         self.low_water = 0
         self.rows: list[Row] = []  # the first one has the offset after `low_water`
