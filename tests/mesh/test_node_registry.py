@@ -29,7 +29,15 @@ from zbus.mesh import node_registry
 from zbus.mesh.node_registry import NodeRegistry
 from zbus.observe.catalog import CODES
 from zbus.ports.lineage import NO_BRANCH
-from zbus.wire.announcement import Announcement, decode_announcement, encode_announcement
+from zbus.wire.announcement import (
+    CAPABILITIES,
+    PROTOCOL,
+    PROTOCOL_MIN,
+    Announcement,
+    decode_announcement,
+    encode_announcement,
+)
+from zbus.wire.envelope import NODE
 
 TTL_S = 1.5
 
@@ -392,3 +400,36 @@ async def test_why_a_node_left_or_rejoined_is_recorded_with_a_code(registry: Nod
         ("NODE_REJOINED", "node_restarted"),
     ]
     assert (records[1]["silent_s"], records[1]["reason"]) == (16.0, CODES["node_silent"])
+
+
+async def test_a_node_whose_protocol_is_too_new_or_too_old_is_refused_by_name(
+    registry: NodeRegistry, clock: FakeRuntime
+) -> None:
+    counts = Counts()
+    registry._count = counts.add
+    announced = reported_by(6, "first", False)
+    strange = {"capabilities": ("telepathy",), "protocol": PROTOCOL + 5}
+    understood = msgspec.structs.replace(announced, protocol_min=PROTOCOL, **strange)
+    too_new = msgspec.structs.replace(announced, origin=8, name="future", protocol_min=PROTOCOL + 1, **strange)
+    too_old = msgspec.structs.replace(announced, origin=10, name="past", protocol=PROTOCOL_MIN - 1)
+    with recorded(logging.ERROR) as records:
+        for each in (understood, too_new, too_new, too_old):
+            registry.receive(encode_announcement(each), "link", "none")
+
+    assert [(node.id, node.protocol, node.capabilities) for node in registry.nodes() if not node.is_self] == [
+        ("6", PROTOCOL + 5, ("telepathy",))
+    ]
+    assert [(each["record"], each["code"], each["node_name"]) for each in records] == [
+        ("NODE_REFUSED", "protocol_unsupported", "future"),
+        ("NODE_REFUSED", "protocol_unsupported", "past"),
+    ]
+    assert counts == {"nodes_refused": 3}
+
+
+async def test_a_node_of_the_first_version_speaks_protocol_1(registry: NodeRegistry) -> None:
+    fields = msgspec.structs.astuple(reported_by(6, "first", False))[:17]
+    registry.receive(bytes([NODE]) + msgspec.msgpack.encode(fields), "link", "none")
+    own, other = registry.nodes()
+
+    assert (other.protocol, other.capabilities, other.incarnation) == (1, (), "0")
+    assert (own.protocol, own.capabilities) == (PROTOCOL, CAPABILITIES)

@@ -1439,8 +1439,10 @@ async def test_a_position_is_noted_once_the_log_has_confirmed_it(make: Make) -> 
     context.receive(*context.publish(1, 2))
     context.error = NoResponders("@zbus/log/5")
     context.beacon(0, 2)
-    await asyncio.sleep(60)
+    with recorded(logging.DEBUG) as records:
+        await asyncio.sleep(60)
     assert (context.coverages, context.peer.covered) == ([], 2)  # events are delivered, and the position waits
+    assert {(each["record"], each["code"]) for each in records} == {("EVENT_RETRY", "confirm_failed")}
 
     context.error = None
     await asyncio.sleep(2 * CONFIRM_S[1])

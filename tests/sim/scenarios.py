@@ -429,7 +429,7 @@ async def restored_logs(world: World) -> None:
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
     await world.run(1.0)
     await start_publishers(world, "a", 0.1)
-    await world.play(Faults(restore=(1, 1), drop=(0.0,), duplicate=(0.0,), for_s=(2.0, 6.0)), SECONDS)
+    await world.play(Faults(restore=(1, 1), drop=(0.0, 0.1), for_s=(2.0, 6.0)), SECONDS)
 
 
 @scenario(share=0.03)
@@ -438,7 +438,7 @@ async def cloned_logs(world: World) -> None:
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
     await world.run(1.0)
     await start_publishers(world, "a", 0.1)
-    await world.play(Faults(clone=(1, 1), drop=(0.0,), duplicate=(0.0,)), SECONDS)
+    await world.play(Faults(clone=(1, 1), drop=(0.0, 0.1)), SECONDS)
 
 
 @scenario(share=0.02)
@@ -485,7 +485,7 @@ async def forged_beacons(world: World) -> None:
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
     await world.run(1.0)
     await start_publishers(world, "ab", 0.2)
-    await world.play(Faults(forge=(1, 2), kill=(0, 1), for_s=(1.0, 6.0)), SECONDS)
+    await world.play(Faults(forge=(1, 2), kill=(0, 1), drop=(0.0, 0.1), for_s=(1.0, 6.0)), SECONDS)
 
 
 @scenario(share=0.03)

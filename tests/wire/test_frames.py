@@ -25,6 +25,7 @@ from zbus.mesh.request_client import (
     encode_reply,
     encode_request,
 )
+from zbus.ports.lineage import Branch
 from zbus.ports.log import Row
 from zbus.wire import frames as frames_module
 from zbus.wire.beacon import Beacon, decode_beacon, encode_beacon
@@ -378,3 +379,56 @@ def test_the_topic_is_the_last_segment_of_the_key() -> None:
 
 def test_nothing_makes_no_frames() -> None:
     assert Framing(ORIGIN, FLOOR, None).make([]) == Frames()
+
+
+# Lineage and versions.
+
+
+def test_the_first_event_of_a_frame_names_the_incarnation_of_the_log() -> None:
+    framing = Framing(ORIGIN, FLOOR, None)
+    framing.branch = Branch(9, 101, 7)
+    made = framing.make(sendable("a", "a", "b"))
+
+    assert [[each.branch.id for each in open_frame(frame)] for _, frame in made.frames] == [[9, 0], [9]]
+
+
+class FirstEnvelope(msgspec.Struct, array_like=True):
+    """An envelope as version 0.1 decodes it."""
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    topic: str
+    payload: bytes
+    key: str
+    headers: msgspec.Raw
+    offset: int
+    origin: int = 0
+    previous: int = 0
+    via: tuple[int, ...] = ()
+
+
+class FirstBeacon(msgspec.Struct, array_like=True):
+    """A beacon as version 0.1 decodes it."""
+
+    origin: int
+    since: int
+    head: int
+    newest: dict[str, tuple[int, int, int]]
+
+
+def test_version_0_1_reads_the_frames_of_this_version() -> None:
+    framing = Framing(ORIGIN, FLOOR, None)
+    framing.branch = Branch(9, 101, 7)
+    (one, two) = [frame for _, frame in framing.make(sendable("a", "a", "b")).frames]
+
+    both = msgspec.msgpack.decode(one[1:], type=list[FirstEnvelope])
+    assert [(each.key, each.origin) for each in both] == [("a", ORIGIN), ("a", ORIGIN)]
+    assert msgspec.msgpack.decode(two[1:], type=FirstEnvelope).key == "b"
+    beacon = encode_beacon(Beacon(3, 0, 7, {"a": (7, 1, 0)}, Branch(9, 101, 7), b"digest"))
+    assert msgspec.msgpack.decode(beacon[1:], type=FirstBeacon).head == 7
+
+
+def test_a_digest_that_is_too_long_is_malformed() -> None:
+    with pytest.raises(EventInvalid, match="digest"):
+        decode_beacon(encode_beacon(Beacon(3, 0, 7, {}, Branch(9, 1, 9), bytes(33))))

@@ -75,6 +75,7 @@ def test_a_cursor_that_is_in_use_does_not_expire_even_if_nothing_arrives(path: P
 
 def test_an_expired_name_cannot_be_claimed_until_it_is_reset_or_deleted(path: Path) -> None:
     with opened(path, cursor_ttl_s=0.3) as log:
+        append(log, [Row(1, number, time.time_ns(), "a/b", b"x", None) for number in range(10)])
         leave(log, "a", 5)
         leave(log, "b", 5)
         wait_until(lambda: expired(log) == {"a", "b"})

@@ -246,6 +246,8 @@ class Inbox:
 
     def _peer(self, origin: int, branch: Branch, offset: int) -> Peer:
         """Return the peer that has the events of an incarnation up to an offset."""
+        if not branch.id and origin in self._of_origin:  # only version 0.1 does not name it
+            branch = self._of_origin[origin][-1].branch
         peer = self._peers.get((origin, branch.id))
         if peer is not None and len(self._of_origin[origin]) == 1:
             self._peers.move_to_end((origin, branch.id))

@@ -202,7 +202,8 @@ class Peer:
             return ()
         if self._covered is None and not self.has_log:
             self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
-        last, covered = self._last, self._covered or 0
+        last = self._last
+        covered = self.settled if self.has_log else self._covered or 0
         new: list[Envelope] = []
         key, seen, contradicted = "", 0, False
         for at, envelope in enumerate(envelopes):
@@ -329,7 +330,7 @@ class Peer:
 
     async def _confirm(self) -> None:
         """Ask the log whether it reaches the position that was claimed, until it has said so or does not reply."""
-        pauses, refused = Backoff(*CONFIRM_S, jitter=0), 0
+        pauses, refused = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0
         try:
             while self._unconfirmed():
                 await asyncio.sleep(pauses.next())
@@ -339,7 +340,7 @@ class Peer:
                 try:
                     head = (await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)).head
                 except Exception as error:  # it is asked again; until then the position is not stored
-                    record(EVENT_RETRY, logging.DEBUG, origin=f"{self.id:x}", code="confirm_failed", reason=str(error))
+                    record_reason(EVENT_RETRY, logging.DEBUG, code="confirm_failed", reason=str(error), origin=self.id)
                     continue
                 pauses.reset()
                 if not self._unconfirmed():
@@ -456,6 +457,8 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
+            if self.has_log and self._covered is not None:
+                self._covered = self.settled  # what was only claimed is requested too
             self._heads.clear()
             self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
@@ -721,6 +724,7 @@ class Peer:
         self._evicted_up_to, self._repairing = 0, None
         if self.has_log:  # otherwise every beacon would request the lost events again
             self._covered = self._settled_up_to(given_up, fresh)
+            self._highest = max(self._highest, self._covered)
             self._gave_up = True
             if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())

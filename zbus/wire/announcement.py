@@ -1,8 +1,8 @@
 """Announcements: a node describes itself to the other nodes, on each new link and then periodically.
 
 They are the handshake between nodes: each names the version of the protocol that it speaks, the oldest version that it
-understands, and its capabilities. A node ignores capabilities that it does not know, and refuses a node whose version is
-too old or too new. Version 0.1 of zbus, which sends neither, speaks version 1.
+understands, and its capabilities. A node ignores capabilities that it does not know, and refuses a node whose version
+is too old or too new. Version 0.1 of zbus, which sends neither, speaks version 1.
 """
 
 from __future__ import annotations

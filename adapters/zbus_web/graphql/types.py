@@ -61,6 +61,9 @@ class Node:
     serves: list[str]
     truncated: int
     metadata: JSON
+    incarnation: str
+    protocol: int
+    capabilities: list[str]
 
 
 @strawberry.type(name="Bus", description="A bus and its nodes")

@@ -61,6 +61,7 @@ _KNOWN: tuple[tuple[type[ZbusError], int, str, str], ...] = (
     (zbus_errors.SessionTokenInvalid, 401, "invalid_token", "Nothing was read or changed. Request a new token"),
     (zbus_errors.ConfigInvalid, 400, "invalid_value", NOTHING_CHANGED),
     (zbus_errors.BusClosed, 503, "bus_closed", "Nothing was stored by this request. The server is stopping"),
+    (zbus_errors.WrongLoop, 500, "wrong_loop", NOTHING_CHANGED),
     (zbus_errors.TransportError, 502, "transport_failed", "Stored events are safe and will be sent again"),
     (ZbusError, 500, "failed", "Events acknowledged before are safe"),
 )

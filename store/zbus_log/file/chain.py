@@ -140,7 +140,8 @@ class Chain:
                 self._update(leaves[: count * LEAF_BYTES])
                 leaves, first = leaves[count * LEAF_BYTES :], first + count
             self._next_block()
-        self._update(leaves)
+        for at in range(0, len(leaves), _PART_BYTES):
+            self._hash.update(leaves[at : at + _PART_BYTES])
         self.newest = last, self._hash.digest()
 
     def of_block(self, block: int) -> bytes:

@@ -232,7 +232,10 @@ class Writer:
                 else postponed
             )
             while isinstance(item, tuple):
-                more = _size_of(item)
+                try:
+                    more = size_of(item[0])
+                except TypeError:  # a payload without a length: it is refused when it is encoded
+                    more = 0
                 if appends and size + more > COMMIT_BYTES_MAX:
                     self._postponed = item
                     return appends, None
@@ -525,13 +528,6 @@ class Writer:
         except Exception as error:
             record("LOG_TASK_FAILED", logging.WARNING, error, path=self.path)
         return False
-
-
-def _size_of(append: Append) -> int:
-    try:
-        return size_of(append[0])
-    except TypeError:  # a payload without a length: it is refused when it is encoded
-        return 0
 
 
 def _refused(error: LogError) -> Refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
+from zbus.ports.lineage import NO_BRANCH
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
 
 from .disk import Disk
@@ -24,4 +25,6 @@ def forged_beacons(disks: Sequence[Disk], chance: Random, number: int) -> Iterat
     for _ in range(number if disks else 0):
         disk = chance.choice(disks)
         head = disk.head + chance.choice((1, 1_000, 1 << 40))
-        yield beacon_key(disk.log_id), encode_beacon(Beacon(disk.log_id, disk.head, head, {}))
+        branch = chance.choice((disk.lineage.branch, disk.lineage.branch, NO_BRANCH))
+        beacon = Beacon(disk.log_id, disk.head, head, {}, branch, chance.choice((b"", chance.randbytes(8))))
+        yield beacon_key(disk.log_id), encode_beacon(beacon)
