@@ -53,6 +53,7 @@ BUFFERED_EVENTS_MAX = 8192
 BUFFERED_BYTES_MAX = 16 * 1024 * 1024
 CONFIRM_S = (1.0, 5.0)  # the pauses before the log is asked to confirm a position; the longer ones after failures
 UNCONFIRMED_MAX = 3  # how often the log must say that it does not reach a position
+BELIEVED_MAX = 32  # beacons, as several links may repeat them
 DOUBT_S = 2.0  # a contradiction leads to a repair at most this often
 TAIL_S = 0.25  # how long the last events that a beacon names may still be in flight
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
@@ -129,6 +130,8 @@ class Peer:
         self.id, self.branch, self._context, self._runtime = id, branch, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.steady_ns
         self._confirmed = covered  # its log has confirmed that it reaches this offset
+        self._claimed = 0  # nothing up to this offset was sent that did not arrive, as beacons say; the log may not
+        self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons, each of which follows
         self._confirming: asyncio.Task[None] | None = None
         self._known = known
         self._skew_ns: int | None = None  # how far its clock is ahead of ours, at least
@@ -202,8 +205,7 @@ class Peer:
             return ()
         if self._covered is None and not self.has_log:
             self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
-        last = self._last
-        covered = self.settled if self.has_log else self._covered or 0
+        last, covered = self._last, self._covered or 0
         new: list[Envelope] = []
         key, seen, contradicted = "", 0, False
         for at, envelope in enumerate(envelopes):
@@ -258,7 +260,8 @@ class Peer:
         pending = self._pending
         if pending is not None and beacon.since <= pending.head:
             beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
-        if self._covered is None or (beacon.since > self._covered and self.has_log):
+        follows = self._covered is not None and (beacon.since <= self._covered or beacon.since in self._believed)
+        if self._covered is None or (self.has_log and not follows):
             self._note_newest(beacon)
             self._repair()  # the peer is new, or a beacon is missing
         elif self._missing(beacon):
@@ -266,7 +269,7 @@ class Peer:
             if self._timer is None:
                 self._await_tail(TAIL_TURNS_MAX)
         else:
-            self._advance(beacon.head)
+            self._believe(beacon)
 
     def interest_changed(self) -> None:
         """Note that the key expressions have changed: the first event of a key may have unknown predecessors."""
@@ -315,7 +318,7 @@ class Peer:
         now = self._monotonic()
         if now - self._doubted_at < DOUBT_S:
             return
-        self._doubted_at = now
+        self._doubted_at, self._claimed = now, 0
         self._last.clear()
         self._pending = None
         if self.has_log:
@@ -329,34 +332,48 @@ class Peer:
             self._confirming = asyncio.get_running_loop().create_task(self._confirm())
 
     async def _confirm(self) -> None:
-        """Ask the log whether it reaches the position that was claimed, until it has said so or does not reply."""
+        """Ask the log whether it reaches the position that was claimed, until it has said so.
+
+        It is also asked for the events after the last one that a beacon named: there should be none for this node.
+        """
         pauses, refused = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0
         try:
             while self._unconfirmed():
                 await asyncio.sleep(pauses.next())
-                claimed = self._covered or 0
                 if not self._unconfirmed():
                     continue  # a repair has, or will
+                covered, claimed = self._covered or 0, max(self._covered or 0, self._claimed)
                 try:
-                    head = (await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)).head
+                    if claimed > covered:
+                        page = await self._context.page(self.id, covered, 0, self._link, incarnation=self.branch.id)
+                    else:
+                        page = await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)
                 except Exception as error:  # it is asked again; until then the position is not stored
                     record_reason(EVENT_RETRY, logging.DEBUG, code="confirm_failed", reason=str(error), origin=self.id)
                     continue
                 pauses.reset()
                 if not self._unconfirmed():
                     continue
-                if head >= claimed:
+                if any(self._is_missing(each) for each in page.envelopes if each.offset <= claimed):
+                    self._repair()
+                elif page.head >= claimed:
                     refused = 0
-                    self._confirmed = min(claimed, self._covered or 0)
+                    self._confirmed = min(claimed, page.covered)
+                    self._covered = max(self._confirmed, self._covered or 0)
                     self._context.covered(self.id, self.branch.id, self._confirmed)
                 elif (refused := refused + 1) >= UNCONFIRMED_MAX:
-                    self._refuse(claimed, head)
+                    self._refuse(claimed, page.head)
         finally:
             self._confirming = None
 
+    def _is_missing(self, envelope: Envelope) -> bool:
+        """Return whether an event of a page did not arrive, although this node wants it."""
+        since = self._context.interest.of(envelope.key).since
+        return not self._predates_interest(envelope, since) and not self._is_known(envelope)
+
     def _unconfirmed(self) -> bool:
-        covered, confirmed = self._covered or 0, -1 if self._confirmed is None else self._confirmed
-        return self._repairing is None and covered > confirmed
+        claimed = max(self._covered or 0, self._claimed)
+        return self._repairing is None and claimed > (-1 if self._confirmed is None else self._confirmed)
 
     def _refuse(self, claimed: int, head: int) -> None:
         """Forget a position that the log has not reached."""
@@ -405,7 +422,7 @@ class Peer:
             self._context.report_gap(self.id, key, publisher_id, sequence + 1)
             missing.remove(key)
         if not missing or (self._settling_beacons and not self.has_log):
-            self._advance(beacon.head)
+            self._believe(beacon)
         elif self.has_log:
             self._note_newest(beacon)
             self._repair()
@@ -413,14 +430,21 @@ class Peer:
             for key in missing:
                 _, publisher_id, sequence = beacon.newest[key]
                 self._context.report_gap(self.id, key, publisher_id, sequence + 1)
-            self._advance(beacon.head)
+            self._believe(beacon)
+
+    def _believe(self, beacon: Beacon) -> None:
+        """Advance as far as the events that a beacon names show. That its log reaches further, the log must confirm."""
+        self._claimed = max(beacon.head, self._claimed)
+        self._believed.append(beacon.head)
+        named = max([offset for offset, _, _ in beacon.newest.values()], default=0)
+        self._advance(min(beacon.head, named) if self.has_log else beacon.head)
 
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
         self._covered_at = self._time_ns()
         self._gave_up = False
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
-        if self._confirmed is not None and self._covered <= self._confirmed:
+        if self._confirmed is not None and max(self._covered, self._claimed) <= self._confirmed:
             self._context.covered(self.id, self.branch.id, self._covered)
         elif self.has_log:
             self._confirm_soon()
@@ -457,8 +481,7 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
-            if self.has_log and self._covered is not None:
-                self._covered = self.settled  # what was only claimed is requested too
+            self._claimed = 0  # the pages will show it
             self._heads.clear()
             self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
