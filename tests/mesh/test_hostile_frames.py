@@ -17,6 +17,7 @@ from zbus import plugins
 from zbus.event import NUMBER_MAX
 from zbus.mesh import dedup, inbox, peer, sequence_marks
 from zbus.mesh.origins import known_logs
+from zbus.ports.lineage import NO_BRANCH
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import encode
 
@@ -122,10 +123,10 @@ async def test_nodes_without_a_log_leave_nothing_behind_and_positions_are_bounde
         assert await node_of(bus).run(stored) == set()
 
         for origin in (3, 5, 7):
-            network.inbox.covered(origin, 0, 1)
+            network.inbox.covered(origin, NO_BRANCH, 1)
         assert await node_of(bus).run(stored) == {"from/3/0", "from/5/0", "from/7/0"}
-        network.inbox.covered(3, 0, 2)
-        network.inbox.covered(9, 0, 1)
+        network.inbox.covered(3, NO_BRANCH, 2)
+        network.inbox.covered(9, NO_BRANCH, 1)
         assert await node_of(bus).run(stored) == {"from/3/0", "from/7/0", "from/9/0"}
 
         receive(fabric, *[event(origin, 0, offset=1, origin=origin) for origin in (8, 10)])

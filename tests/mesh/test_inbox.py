@@ -19,6 +19,7 @@ from zbus.errors import BusClosed, LogError
 from zbus.event import Event, Provenance
 from zbus.mesh import inbox as module
 from zbus.mesh.inbox import REPORT_S, Inbox
+from zbus.ports.lineage import NO_BRANCH
 from zbus.ports.log import Stored
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import CANCEL, MANY, NODE, Envelope, encode, encode_run
@@ -337,19 +338,19 @@ async def test_live_subscriptions_get_an_event_that_was_stored_only_when_it_was_
 
 async def test_a_position_is_kept_once_everything_before_it_is_stored(host: InboxHost) -> None:
     inbox = host.inbox()
-    inbox.covered(LOGGED, 0, 0)
+    inbox.covered(LOGGED, NO_BRANCH, 0)
     assert positions(inbox) == {LOGGED: 0}
-    inbox.covered(LOGGED, 0, 3)
+    inbox.covered(LOGGED, NO_BRANCH, 3)
     assert positions(inbox) == {LOGGED: 3}
 
     inbox.accept(kept(4, 5), "nats")
-    inbox.covered(LOGGED, 0, 5)
-    inbox.covered(OTHER, 0, 9)  # a node without a log has no position that could be used again
+    inbox.covered(LOGGED, NO_BRANCH, 5)
+    inbox.covered(OTHER, NO_BRANCH, 9)  # a node without a log has no position that could be used again
     assert positions(inbox) == {LOGGED: 3}
     host.commits.store()
     await turns()
     assert positions(inbox) == {LOGGED: 5}
-    inbox.covered(LOGGED, 0, 6)
+    inbox.covered(LOGGED, NO_BRANCH, 6)
     assert positions(inbox)[LOGGED] == 6
 
 
@@ -357,7 +358,7 @@ async def test_a_position_is_kept_once_everything_before_it_is_stored(host: Inbo
 async def test_a_position_is_not_kept_if_the_events_before_it_are_not_stored(host: InboxHost, end: str) -> None:
     inbox = host.inbox()
     inbox.accept(kept(4, 5), "nats")
-    inbox.covered(LOGGED, 0, 5)
+    inbox.covered(LOGGED, NO_BRANCH, 5)
     if end == "failed":
         host.commits.storing[0].set_exception(LogError("the disk is full"))
     else:
@@ -374,7 +375,7 @@ async def test_a_position_is_not_kept_if_only_the_last_of_the_events_before_it_a
     await turns()
     receive(framed(envelope(2, 1, KEPT)))
     await turns()
-    inbox.covered(LOGGED, 0, 2)
+    inbox.covered(LOGGED, NO_BRANCH, 2)
     failed, stored = host.commits.storing
     failed.set_exception(LogError("the disk is full"))
     stored.set_result(Stored([1]))
@@ -382,7 +383,7 @@ async def test_a_position_is_not_kept_if_only_the_last_of_the_events_before_it_a
     assert positions(inbox) == {}  # after a restart, the first event is requested again
 
     inbox.accept(kept(3), "nats")
-    inbox.covered(LOGGED, 0, 3)
+    inbox.covered(LOGGED, NO_BRANCH, 3)
     host.commits.store()
     await turns()
     assert positions(inbox) == {LOGGED: 3}
@@ -391,7 +392,7 @@ async def test_a_position_is_not_kept_if_only_the_last_of_the_events_before_it_a
 async def test_a_position_never_goes_back(host: InboxHost) -> None:
     inbox = host.inbox()
     inbox.accept(kept(4), "nats")
-    inbox.covered(LOGGED, 0, 5)
+    inbox.covered(LOGGED, NO_BRANCH, 5)
     inbox.known_logs.reached(LOGGED, 0, 8)
     host.commits.store()
     await turns()

@@ -138,8 +138,8 @@ class Context:
     async def wait_for_capacity(self) -> None:
         await self.capacity.wait()
 
-    def covered(self, origin: int, incarnation: int, offset: int) -> None:
-        assert (origin, incarnation) == (self.origin, self.peer.branch.id)
+    def covered(self, origin: int, branch: Branch, offset: int) -> None:
+        assert (origin, branch) == (self.origin, self.peer.branch)
         self.coverages.append(offset)
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:

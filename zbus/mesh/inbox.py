@@ -419,7 +419,7 @@ class Inbox:
         fields = {"origin": f"{origin:x}", "incarnation": f"{one:x}", "other": f"{other:x}"}
         record_reason(ORIGIN_CLONED, logging.ERROR, code="log_copied", reason=reason, **fields)
 
-    def covered(self, origin: int, incarnation: int, offset: int) -> None:
+    def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Remember that nothing of a log up to `offset` is missing, once the earlier events are stored.
 
         A node without a log has another origin after each start, and nothing can be requested from it.
@@ -430,7 +430,9 @@ class Inbox:
 
         def remember(_: asyncio.Future[Any] | None = None) -> None:
             if self._failures[origin] == failures:
-                self.known_logs.reached(origin, incarnation, offset)
+                if branch.parent != branch.id:  # its events up to this one are those of its parent
+                    self.known_logs.reached(origin, branch.parent, min(offset, branch.before))
+                self.known_logs.reached(origin, branch.id, offset)
 
         storing.add_done_callback(remember) if storing is not None else remember()
 

@@ -90,7 +90,7 @@ class PeerContext(GapReporter, Protocol):
     async def wait_for_capacity(self) -> None:
         """Wait while too many bytes await commit or, in a bridge, await sending."""
 
-    def covered(self, origin: int, incarnation: int, offset: int) -> None:
+    def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
@@ -264,6 +264,7 @@ class Peer:
         if self._covered is None or (self.has_log and not follows):
             self._note_newest(beacon)
             self._repair()  # the peer is new, or a beacon is missing
+            self._heads.append((self._monotonic(), beacon.head))
         elif self._missing(beacon):
             self._pending = beacon
             if self._timer is None:
@@ -360,7 +361,7 @@ class Peer:
                     refused = 0
                     self._confirmed = min(claimed, page.covered)
                     self._covered = max(self._confirmed, self._covered or 0)
-                    self._context.covered(self.id, self.branch.id, self._confirmed)
+                    self._context.covered(self.id, self.branch, self._confirmed)
                 elif (refused := refused + 1) >= UNCONFIRMED_MAX:
                     self._refuse(claimed, page.head)
         finally:
@@ -445,7 +446,7 @@ class Peer:
         self._gave_up = False
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
         if self._confirmed is not None and max(self._covered, self._claimed) <= self._confirmed:
-            self._context.covered(self.id, self.branch.id, self._covered)
+            self._context.covered(self.id, self.branch, self._covered)
         elif self.has_log:
             self._confirm_soon()
 
@@ -597,9 +598,12 @@ class Peer:
         from_ns = 0
         if self._covered is None and interest.earliest:
             from_ns = max(0, min(interest.earliest + (self._skew_ns or 0), self._clock_ns))
-        link, asked_at = self._link, self._time_ns()
+        link, asked_at, claims = self._link, self._time_ns(), list(self._heads)
         page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id)
         self._measure_skew(page.now_ns, asked_at)
+        if false := [claim for claim in claims if claim[1] > page.head and claim in self._heads]:
+            self._context.report_unconfirmed(self.id, max(head for _, head in false), page.head, link)
+            self._heads = deque((each for each in self._heads if each not in false), HEADS_KEPT)
         self._check_page(page, after)
         trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
         new: list[Envelope] = []

@@ -33,6 +33,11 @@ class Branch(NamedTuple):
     first: _Number
     parent: _Number  # the incarnation before it, or itself if it is the first
 
+    @property
+    def before(self) -> int:
+        """The last offset that it has in common with its parent."""
+        return max(0, self.first - 1)
+
     def shared(self, known: Mapping[int, int]) -> int | None:
         """Return what `Lineage.shared` returns, or None if only the whole lineage can tell.
 
@@ -41,7 +46,7 @@ class Branch(NamedTuple):
         """
         if self.id in known:
             return known[self.id]
-        return min(known[self.parent], max(0, self.first - 1)) if self.parent in known else None
+        return min(known[self.parent], self.before) if self.parent in known else None
 
 
 NO_BRANCH = Branch(0, 0, 0)  # of a node without a log, or of version 0.1
