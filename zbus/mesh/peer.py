@@ -335,7 +335,7 @@ class Peer:
     async def _confirm(self) -> None:
         """Ask the log whether it reaches the position that was claimed, until it has said so.
 
-        It is also asked for the events after the last one that a beacon named: there should be none for this node.
+        It is also asked for the events after the last one that a beacon named. If there are any, they are missing.
         """
         pauses, refused = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0
         try:
