@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +138,22 @@ async def test_a_rewind_is_noticed_by_a_node_that_was_closed_meanwhile(
     assert (rewound["known"], rewound["shared"]) == (30, 10)
 
 
+def apart(settings: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """Connect each node to the first one only."""
+
+    def connected_once(name: str) -> dict[str, Any]:
+        found = settings(name)
+        return found | {"connect": found["connect"][:1]}
+
+    return connected_once
+
+
 async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reported(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
     monkeypatch.setattr(incarnations, "LATE_S", 0.2)
     b = await buses.open("b")
+    monkeypatch.setattr(buses.wire, "settings", apart(buses.wire.settings))
     async with b.subscribe("shop/**", durable="d") as subscription:
         a = await buses.open("a")
         assert len(await publish(a, 10, "first")) == len(await take(subscription, 10))
@@ -161,6 +172,13 @@ async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reporte
 
         assert sorted(got) == sorted(sent)
         await eventually(lambda: b.stats().get("copies_found", 0) >= 1)
+        for number in range(20):  # the node that receives both tells them
+            await publish(one, 1, f"later {number}")
+            await publish(two, 1, f"later {number}", "shop/returns")
+            if one.stats().get("copies_found") and two.stats().get("copies_found"):
+                break
+            await asyncio.sleep(0.5)
+        assert (one.stats()["copies_found"], two.stats()["copies_found"]) == (1, 1)
     found = of(records, "ORIGIN_CLONED")
     assert {each["code"] for each in found} <= {"log_copied", "own_log_copied"}
     assert "log_copied" in {each["code"] for each in found}

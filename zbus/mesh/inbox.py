@@ -123,6 +123,10 @@ class Inbox:
         """Return the logs of other nodes that were seen since the start. May be called on any thread."""
         return tuple(each for each in list(self._of_origin) if each & 1)
 
+    def copies_of(self, origin: int, incarnation: int) -> tuple[int, ...]:
+        """Return the other incarnations of a log that are in use at the same time as this one."""
+        return self._incarnations.copies_of(origin, incarnation)
+
     def close(self) -> list[asyncio.Task[None]]:
         """Ignore further frames and stop all repairs. Return the tasks to wait for."""
         self._ended = True  # a frame that still arrives would start a repair

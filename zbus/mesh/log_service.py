@@ -53,6 +53,7 @@ class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     events: int = PAGE_EVENTS  # the largest number of events in the page
     known: Annotated[dict[int, int], msgspec.Meta(max_length=KNOWN_MAX)] = {}  # incarnations, with the offset reached
     probe: bool = False  # no events, only the description
+    copies: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=KNOWN_MAX)] = ()  # incarnations of copies in use
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
@@ -95,9 +96,10 @@ class LogService:
         forward: Callable[[str], Forward] | None = None,
         other_logs: Callable[[], tuple[int, ...]] = tuple,
         clock_ns: Callable[[], int] = int,
+        on_copies: Callable[[tuple[int, ...]], None] = lambda _: None,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
-        self._clock_ns = clock_ns
+        self._clock_ns, self._on_copies = clock_ns, on_copies
 
     def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Return the log's origin, head and low-water mark, and the other logs that this node knows."""
@@ -116,6 +118,8 @@ class LogService:
             raise EventInvalid("malformed page request: a number is out of range")
         lineage, head, low_water = self._log.lineage, self._log.head(), self._log.low_water()
         rest = (lineage.branch, lineage.shared(wanted.known), self._clock_ns())
+        if wanted.copies:
+            self._on_copies(wanted.copies)
         if wanted.probe:
             yield b"\0" + _encode(_Covered(head, head, low_water, 0, *rest))
             return
@@ -183,16 +187,18 @@ async def request_page(
     incarnation: int = 0,
     known: Mapping[int, int] = NOTHING_KNOWN,
     probe: bool = False,
+    copies: tuple[int, ...] = (),
 ) -> LogPage:
     """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
-    its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. Raises
+    its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. `copies`
+    tells the log of other incarnations that are in use at the same time. Raises
     `TransportError` unless the page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe))
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies))
     parts = 0
     async for part in request(log_key(origin, incarnation), body, timeout_s):
         parts += 1

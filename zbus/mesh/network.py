@@ -52,6 +52,8 @@ SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
 SENT_KINDS = (SENT, SENT_UNTIL_0_1)
 REPLACED_KINDS = ("from", "owed", OWN)  # all of them are stored each time
 
+COPIES_MAX = 100  # of this log, that are reported
+
 STORE_S = 1.0
 LINGER_S = 0.15
 JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
@@ -137,7 +139,8 @@ class Network:
             self.interest.add([each], since, store=True)
         await self._begin_storing(new)
         clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
-        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns)
+        tell = partial(self._calls.soon, self._copies_reported)
+        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell)
         for key in (log_key(self.origin), log_key(self.origin, self._lineage.current.id)):
             self.request_server.serve(key, self._service.page)
         self.request_server.serve(LOGS, self._service.info)
@@ -388,7 +391,16 @@ class Network:
         """Request a page without events: how far a log reaches, and what it shares with `known` incarnations."""
         request = self._request_over(link, origin)
         return await request_page(
-            request, origin, NO_KEYS, 0, 0, PAGE_TIMEOUT_S, incarnation=incarnation, known=known, probe=True
+            request,
+            origin,
+            NO_KEYS,
+            0,
+            0,
+            PAGE_TIMEOUT_S,
+            incarnation=incarnation,
+            known=known,
+            probe=True,
+            copies=self.inbox.copies_of(origin, incarnation),
         )
 
     def _request_over(self, link: str, origin: int) -> Request:
@@ -436,8 +448,14 @@ class Network:
         finally:
             self._separating = False
 
+    def _copies_reported(self, incarnations: tuple[int, ...]) -> None:
+        """Report copies of the log of this node that another node receives, and this one perhaps does not."""
+        for each in incarnations:
+            if each and self._lineage.until(each) is None:
+                self._report_copy(Branch(each, 0, 0))
+
     def _report_copy(self, branch: Branch) -> None:
-        if branch.id in self._copies:
+        if branch.id in self._copies or len(self._copies) >= COPIES_MAX:
             return
         self._copies.add(branch.id)
         self._host.count("copies_found", 1)

@@ -43,7 +43,7 @@ class Incarnations:
     def __init__(self, monotonic: Callable[[], float], report: Callable[[int, int, int], None]) -> None:
         self._monotonic, self._report = monotonic, report
         self._logs = Memo[int, Memo[int, _Seen]](LOGS_MAX, lambda _: Memo[int, _Seen](BRANCHES_MAX))
-        self._reported: set[tuple[int, int, int]] = set()
+        self._reported = Memo[int, dict[tuple[int, int], None]](LOGS_MAX)  # pairs of copies, by log
 
     def add(self, origin: int, branch: Branch) -> bool:
         """Add an incarnation. Returns whether it is new."""
@@ -82,10 +82,14 @@ class Incarnations:
             if in_use:
                 self._found(origin, branch.id, other.branch.id)
 
+    def copies_of(self, origin: int, incarnation: int) -> tuple[int, ...]:
+        """Return the incarnations that were reported as copies of this one."""
+        pairs = [pair for pair in self._reported.get(origin, ()) if incarnation in pair]
+        return tuple({each: None for pair in pairs for each in pair if each != incarnation})
+
     def _found(self, origin: int, one: int, other: int) -> None:
-        pair = (origin, min(one, other), max(one, other))
-        if pair not in self._reported:
-            if len(self._reported) >= LOGS_MAX:
-                self._reported.clear()
-            self._reported.add(pair)
+        reported = self._reported.setdefault(origin, {})
+        pair = (min(one, other), max(one, other))
+        if pair not in reported and len(reported) < BRANCHES_MAX:
+            reported[pair] = None
             self._report(origin, one, other)
