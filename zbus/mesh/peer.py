@@ -578,10 +578,11 @@ class Peer:
         page = await self._context.describe(self.id, self.branch.id, self._link, known)
         self._measure_skew(page.now_ns, asked_at)
         if known:
-            self._known = NOTHING_KNOWN
-            self._covered = self._confirmed = page.shared
-            if page.shared is None or page.shared < max(known.values()):
-                self._context.report_rewound(self.id, self.branch, max(known.values()), page.shared or 0)
+            self._known, most = NOTHING_KNOWN, max(known.values())
+            shared = None if page.shared is None else min(page.shared, most)
+            self._covered = self._confirmed = shared
+            if shared is None or shared < most:
+                self._context.report_rewound(self.id, self.branch, most, shared or 0)
 
     def _measure_skew(self, now_ns: int, asked_at: int) -> None:
         """Note how far the clock of the peer is ahead at least. Less than the time of a round trip is not a skew."""
