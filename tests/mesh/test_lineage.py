@@ -95,10 +95,10 @@ async def test_what_a_restored_log_publishes_arrives_and_the_rewind_is_reported_
         fourth = await publish(a, 5, "fourth")
         assert payloads(await take(subscription, 5)) == fourth
     (rewound,) = of(records, "ORIGIN_REWOUND")
-    assert (rewound["code"], rewound["known"], rewound["shared"]) == ("log_rewound", 110, 10)
+    assert (rewound["code"], rewound["shared"]) == ("log_rewound", 10)
+    assert 10 < rewound["known"] <= 110  # as far as its log had confirmed
     assert b.stats()["origins_rewound"] == 1
-    assert "110" in rewound["reason"]
-    assert "10" in rewound["reason"]
+    assert f"offset {rewound['known']} and now continues after offset 10" in rewound["reason"]
 
 
 async def test_a_rewind_is_noticed_by_a_node_that_was_closed_meanwhile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zbus.mesh.origins import known_logs
-from zbus.mesh.origins.incarnations import LATE_S, Incarnations
+from zbus.mesh.origins.incarnations import ENDED_S, LATE_S, Incarnations
 from zbus.mesh.origins.known_logs import INCARNATIONS_MAX, KnownLogs
 from zbus.ports.lineage import Branch, Incarnation, Lineage
 
@@ -117,8 +117,10 @@ class Seen:
         self.copies: list[tuple[int, int, int]] = []
         self.logs = Incarnations(lambda: self.now, lambda *found: self.copies.append(found))
 
-    def beacon(self, branch: Branch, head: int, digest: bytes = b"") -> None:
+    def beacon(self, branch: Branch, head: int, digest: bytes = b"", proven: bool = True) -> None:
         self.logs.add(5, branch)
+        if proven:
+            self.logs.prove(5, branch.id)
         self.logs.check(5, branch, head, digest)
 
 
@@ -145,6 +147,16 @@ def test_a_log_that_continues_after_another_incarnation_of_it_began_is_a_copy() 
     seen.beacon(FIRST, 112)
 
     assert seen.copies == [(5, 7, 9)]  # once
+
+
+def test_an_incarnation_whose_log_does_not_reply_is_no_copy() -> None:
+    seen = Seen()
+    for _ in range(3):
+        seen.beacon(SECOND, 120)
+        seen.beacon(THIRD, 120, proven=False)
+        seen.now += LATE_S
+
+    assert seen.copies == []
 
 
 def test_two_copies_of_one_backup_are_noticed_once_both_have_sent_beacons_for_a_while() -> None:
@@ -184,8 +196,13 @@ def test_late_events_of_an_incarnation_belong_to_the_one_that_continues_it() -> 
     fourth = Branch(13, 151, 9)
     for branch in (FIRST, SECOND, fourth):
         assert seen.logs.add(5, branch)
+    assert seen.logs.current(5, FIRST, 100) == FIRST  # nothing shows that the others exist
+    for branch in (FIRST, SECOND, fourth):
+        assert seen.logs.prove(5, branch.id)
 
     assert seen.logs.current(5, FIRST, 100) == fourth
     assert seen.logs.current(5, FIRST, 101) == FIRST
     assert seen.logs.current(5, SECOND, 150) == fourth
     assert seen.logs.current(5, SECOND, 151) == SECOND
+    seen.now += ENDED_S
+    assert seen.logs.current(5, FIRST, 100) == FIRST  # it still sends, so it has not ended

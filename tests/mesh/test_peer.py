@@ -68,6 +68,7 @@ class Context:
         self.open_gaps: list[tuple[str, int, int]] = []  # key, after, before
         self.coverages: list[int] = []
         self.seen = Dedup()
+        self.proofs = 0
         self.rewound: list[tuple[int, int]] = []  # known, shared
         self.unconfirmed: list[tuple[int, int]] = []  # claimed, head
         self.fetched: list[tuple[str, int | None]] = []
@@ -144,6 +145,9 @@ class Context:
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         return self.seen.look_up(publisher_id, sequence)
+
+    def proven(self, peer: Peer, shared: int) -> None:
+        self.proofs += 1
 
     def report_late(self, envelope: Envelope, link: str) -> None:
         self.count("dropped_late", 1)
@@ -1527,7 +1531,7 @@ async def test_a_peer_whose_lineage_is_unknown_asks_its_log_what_they_share(make
     assert context.descriptions == [{5: 8, 7: 6}]
     assert [after for after, *_ in context.requests] == [2]
     assert context.delivered == [3, 4, 5]
-    assert context.rewound == [(8, 2)]
+    assert context.rewound == []  # its branch has shown that already
 
 
 async def test_a_log_that_shares_nothing_is_asked_for_everything_since_the_interest_began(make: Make) -> None:
@@ -1535,7 +1539,11 @@ async def test_a_log_that_shares_nothing_is_asked_for_everything_since_the_inter
     context.receive(*context.publish(1, 2)[1:])
     await context.settle()
 
-    assert (context.delivered, context.rewound) == ([1, 2], [(8, 0)])
+    assert (context.delivered, context.rewound) == ([1, 2], [])
+    later = make(covered=None, branch=NEW._replace(first=20), known={5: 8})
+    later.receive(*later.publish(1, 2)[1:])
+    await later.settle()
+    assert (later.delivered, later.rewound) == ([1, 2], [(8, 0)])  # only the lineage shows it
 
 
 async def test_a_peer_takes_over_from_the_incarnation_before_it(make: Make) -> None:

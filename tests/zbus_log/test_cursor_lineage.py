@@ -222,16 +222,18 @@ def test_a_position_of_version_0_1_is_compared_with_the_end_of_that_version_s_ev
         refused(log, names[0], f"{head + 5}, is from events that were lost")
 
 
-def test_a_position_without_an_incarnation_in_a_new_log_is_compared_with_the_head(path: Path) -> None:
+def test_a_position_of_version_0_1_beside_a_log_that_it_never_opened_is_refused(path: Path) -> None:
     with opened(path) as log:
         append(log, [row(n) for n in range(10)])
         claimed(log, "worker", 10)
     connection = raw(f"{path}-cursors")
     connection.execute("UPDATE cursors SET incarnation = NULL")
     with opened(path) as log:
-        log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
+        refused(log, "worker", "10, is from another log")
         connection.execute("UPDATE cursors SET offset = 11")
         refused(log, "worker", "11, is after the end of the log, 10")
+        connection.execute("UPDATE cursors SET offset = 0")
+        log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
     connection.close()
 
 

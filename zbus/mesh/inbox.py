@@ -85,6 +85,7 @@ class Inbox:
         self._peers = Memo[tuple[int, int], Peer](PEERS_MAX, on_evict=self._evict_peer)  # by origin and incarnation
         self._of_origin: dict[int, list[Peer]] = {}
         self._incarnations = Incarnations(runtime.monotonic, self._report_copies)
+        self._rewinds = Memo[tuple[int, int], tuple[int, int]](PEERS_MAX)  # known and shared offset, until it is proven
         self.known_logs = KnownLogs()
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
         self._gap_throttle = Throttle(REPORT_S, runtime.monotonic)  # of its own: gaps silence no other record
@@ -114,10 +115,14 @@ class Inbox:
         for peer in self._peers.values():
             peer.interest_changed()
 
-    def fetch_past(self, expressions: Sequence[str]) -> None:
-        """Request the past events of these expressions from every peer that is known now."""
+    def fetch_past(self, expressions: Sequence[str]) -> dict[str, int]:
+        """Request the past events of these expressions from every log that is known. Returns the names to store."""
+        owed = self.known_logs.owe(expressions, self.other_logs())
         for peer in self._peers.values():
-            peer.fetch_past(expressions)
+            if not peer.fetch_past(expressions):
+                for each in expressions:
+                    self.known_logs.fetched(peer.id, each, None)
+        return {name: value for name, value in self.known_logs.names().items() if name in owed}
 
     def other_logs(self) -> tuple[int, ...]:
         """Return the logs of other nodes that were seen since the start. May be called on any thread."""
@@ -259,33 +264,46 @@ class Inbox:
         return self._peer_of_several(origin, branch, offset)
 
     def _peer_of_several(self, origin: int, branch: Branch, offset: int) -> Peer:
-        is_new = self._incarnations.add(origin, branch)
-        current = self._incarnations.current(origin, branch, offset)
-        if current is not branch:  # late events of an incarnation that has ended belong to the one that continues it
-            is_new, branch = False, current
+        self._incarnations.add(origin, branch)
+        # Late events of an incarnation that has ended belong to the one that continues it.
+        branch = self._incarnations.current(origin, branch, offset)
         key = (origin, branch.id)
         if key not in self._peers:
-            # A new incarnation ends the earlier ones, unless the log was copied: then their next frames show it.
-            ended = self._of_origin.get(origin, [])[:] if is_new else []
-            for other in ended:
-                self.known_logs.settled(origin, other.branch.id, other.settled)
-            peer = self._new_peer(origin, branch)
-            for other in ended:
-                peer.succeed(other)
-                other.close()
-                self._remove_peer(other)
-                del self._peers[origin, other.branch.id]
-            self._of_origin.setdefault(origin, []).append(peer)
+            others = self._of_origin.get(origin, [])
+            peer = self._new_peer(origin, branch, others)
+            self._of_origin[origin] = [*others, peer]
             self._peers[key] = peer
+            if others:
+                peer.ask()  # if its log replies, it may end the others
         return self._peers.use(key)
 
-    def _new_peer(self, origin: int, branch: Branch) -> Peer:
+    def _new_peer(self, origin: int, branch: Branch, others: Sequence[Peer]) -> Peer:
         known = self.known_logs.of(origin)
+        known = known | {each.branch.id: each.confirmed for each in others if each.confirmed is not None}
         shared = branch.shared(known)
-        if shared is not None and branch.id not in known and shared < max(known.values()):
-            self.report_rewound(origin, branch, max(known.values()), shared)
+        reach = max([*known.values(), *[each.reach for each in others]], default=0)
+        if branch.first and branch.id not in known and reach > branch.before:
+            self._rewinds[origin, branch.id] = (reach, branch.before)
         unknown = known if shared is None else NOTHING_KNOWN
         return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
+
+    def proven(self, peer: Peer, shared: int) -> None:
+        """Note that the log of a peer has replied, and shares at most this offset with what was known.
+
+        The first time, its other incarnations are taken to have ended. If the log was copied, their next frames show
+        it, and then they are no longer ended.
+        """
+        if not self._incarnations.prove(peer.id, peer.branch.id):
+            return
+        for other in [each for each in self._of_origin.get(peer.id, ()) if each is not peer]:
+            if other.confirmed is not None:
+                self.known_logs.settled(peer.id, other.branch.id, other.confirmed)
+            peer.succeed(other)
+            other.close()
+            self._remove_peer(other)
+            self._peers.pop((peer.id, other.branch.id), None)
+        if (rewind := self._rewinds.pop((peer.id, peer.branch.id), None)) is not None:
+            self.report_rewound(peer.id, peer.branch, rewind[0], min(rewind[1], shared))
 
     def _remove_peer(self, peer: Peer) -> None:
         others = [each for each in self._of_origin.pop(peer.id, ()) if each is not peer]

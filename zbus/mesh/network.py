@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -54,6 +55,8 @@ REPLACED_KINDS = ("from", "owed", OWN)  # all of them are stored each time
 
 COPIES_MAX = 100  # of this log, that are reported
 
+SEPARATE_S = 60.0  # another incarnation, because of a copy, at most this often
+
 STORE_S = 1.0
 LINGER_S = 0.15
 JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
@@ -93,6 +96,7 @@ class Network:
         self._sent: dict[str, int] = {}  # by link: where it stopped
         self._lineage = self._log.lineage if self._log is not None else Lineage((Incarnation(0, 1),))
         self._separating = False  # a digest that names the incarnation of this node is being compared
+        self._separated_at = -math.inf
         self._comparing: set[asyncio.Task[None]] = set()
         self._copies: set[int] = set()  # incarnations of copies of this log that were reported
         self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
@@ -341,8 +345,7 @@ class Network:
             self.interest.add([each], since, store=True)
         owed: dict[str, int] = {}
         if since_ns < self._steady_ns() - PAST_NS:
-            owed = self.inbox.known_logs.owe(list(new))
-            self.inbox.fetch_past(list(new))
+            owed = self.inbox.fetch_past(list(new))
         return asyncio.ensure_future(self._begin_storing(new, owed))
 
     async def _begin_storing(self, since: Mapping[str, int], owed: Mapping[str, int] = NOTHING_OWED) -> None:
@@ -439,6 +442,10 @@ class Network:
             if own == digest or branch.id != self._lineage.current.id:
                 return
             self._report_copy(branch)
+            now = self._runtime.monotonic()
+            if now - self._separated_at < SEPARATE_S:  # a stranger may send any number of digests
+                return
+            self._separated_at = now
             await self._run(log.begin_incarnation)
             self._lineage = log.lineage
             self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)

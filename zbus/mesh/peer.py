@@ -96,6 +96,9 @@ class PeerContext(GapReporter, Protocol):
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         """Return what is known of an identity."""
 
+    def proven(self, peer: Peer, shared: int) -> None:
+        """Note that the log of a peer has replied, so that this incarnation exists."""
+
     def report_late(self, envelope: Envelope, link: str) -> None:
         """Report an event that is dropped, because later events of its publisher were delivered."""
 
@@ -134,6 +137,8 @@ class Peer:
         self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons, each of which follows
         self._confirming: asyncio.Task[None] | None = None
         self._known = known
+        self._is_proven = False  # the log has replied
+        self._has_history = covered is not None  # this incarnation or an earlier one is known
         self._skew_ns: int | None = None  # how far its clock is ahead of ours, at least
         self._doubted_at = -math.inf
         self.has_log = bool(id & 1)
@@ -142,7 +147,6 @@ class Peer:
         self._covered_at = self._time_ns()
         self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
-        self._highest = 0  # the highest offset of an event that was taken
         self._last: dict[str, int] = {}
         self._buffered: deque[tuple[Envelope, str]] = deque()
         self._buffered_bytes = 0
@@ -170,18 +174,28 @@ class Peer:
         return self._covered or 0
 
     @property
-    def settled(self) -> int:
-        """The offset up to which nothing is missing, as far as the log or an event has shown that it exists."""
-        return min(self.covered, max(self._confirmed or 0, self._highest))
+    def confirmed(self) -> int | None:
+        """The offset up to which nothing is missing, as its log has confirmed; None for a new peer."""
+        return self._confirmed
+
+    @property
+    def reach(self) -> int:
+        """The highest offset that was received or confirmed."""
+        return max(self.covered, self._confirmed or 0, *self._last.values(), 0)
+
+    def ask(self) -> None:
+        """Ask the log, because only its reply shows that this incarnation exists."""
+        if self.has_log:
+            self._repair()
 
     def succeed(self, other: Peer) -> None:
         """Take over what is known from an earlier incarnation of the same log, which has ended."""
         if other.branch.id != self.branch.parent:
             return
         first = self.branch.first
-        self._last = {key: offset for key, offset in other._last.items() if offset < first}
-        self._clock_ns, self._highest, self._link = other._clock_ns, other.settled, other._link
-        self._settling_beacons, self._gave_up = other._settling_beacons, other._gave_up
+        self._last = {key: offset for key, offset in other._last.items() if offset < first} | self._last
+        self._clock_ns = min(self._clock_ns, other._clock_ns)
+        self._has_history = True
         self._gap_ledger.succeed(other._gap_ledger)
         if other._pending is not None:
             self._gap_ledger.note_newest(other._pending.newest)
@@ -227,8 +241,6 @@ class Peer:
                 self._context.report_gap(self.id, key, envelope.publisher_id, envelope.sequence)
             last[key] = seen = envelope.offset
             new.append(envelope)
-        if new:
-            self._highest = max(self._highest, new[-1].offset)
         self._taken_events += len(new)
         self._bound_keys()
         if new and self._clock_ns == NEVER:
@@ -282,11 +294,13 @@ class Peer:
             self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()
 
-    def fetch_past(self, expressions: Sequence[str]) -> None:
-        """Request the past events of these expressions as well. A new peer is asked for everything anyway."""
-        if self.has_log and (self._covered is not None or self._last or self._repairing is not None):
-            self._owed.update(dict.fromkeys(expressions, 0))
-            self._repair()
+    def fetch_past(self, expressions: Sequence[str]) -> bool:
+        """Request the past events of expressions as well. Return False for a new peer: it is asked for them anyway."""
+        if not self.has_log or (self._covered is None and not self._last and self._repairing is None):
+            return False
+        self._owed.update(dict.fromkeys(expressions, 0))
+        self._repair()
+        return True
 
     def close(self) -> list[asyncio.Task[None]]:
         """Stop. Return the tasks to wait for."""
@@ -304,15 +318,16 @@ class Peer:
         """Return whether an event must be delivered, although its offset was passed already.
 
         Only its identity shows that it is a duplicate. If later events of its publisher were delivered, it was given
-        up as lost, and to deliver it now would break their order.
+        up as lost, and to deliver it now would break their order; but an event that this node stores is never dropped.
         """
         arrival = self._context.look_up(envelope.publisher_id, envelope.sequence)
         if arrival is Arrival.DUPLICATE:
             self._context.count("duplicates_received", 1)
             return False
-        if arrival is Arrival.SKIPPED:
+        if arrival is Arrival.SKIPPED and not self._context.interest.of(envelope.key).stored:
             self._context.report_late(envelope, self._link)
-        return arrival is not Arrival.SKIPPED
+            return False
+        return True
 
     def _doubt(self) -> None:
         """Forget everything that its log has not confirmed, and request it again: a claim contradicts an event."""
@@ -349,6 +364,7 @@ class Peer:
                         page = await self._context.page(self.id, covered, 0, self._link, incarnation=self.branch.id)
                     else:
                         page = await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)
+                    self._proven(page)
                 except Exception as error:  # it is asked again; until then the position is not stored
                     record_reason(EVENT_RETRY, logging.DEBUG, code="confirm_failed", reason=str(error), origin=self.id)
                     continue
@@ -490,7 +506,8 @@ class Peer:
 
     async def _run_repair(self) -> None:
         """Request pages until nothing is missing. If this node stores no events of others, stop after `GIVE_UP_S`."""
-        found, known = 0, self._covered is not None or bool(self._last)
+        found = 0
+        self._has_history = self._has_history or self._covered is not None or bool(self._last)
         pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
         failed = False
         self._deadline = self._monotonic() + GIVE_UP_S
@@ -549,7 +566,7 @@ class Peer:
                 with suppress(TimeoutError):  # retry early if the peer is seen again
                     async with asyncio.timeout(pause):  # `wait_for` may lose a cancellation before Python 3.12
                         await self._seen_again.wait()
-        if found and known:
+        if found and self._has_history:
             self._context.count("gaps", 1)
             self._context.count("gaps_repaired", 1)
         self._context.count("events_repaired", found)
@@ -576,13 +593,26 @@ class Peer:
         """Ask the log for the offset that it shares with the known incarnations, and for the time of its clock."""
         known, asked_at = self._known, self._time_ns()
         page = await self._context.describe(self.id, self.branch.id, self._link, known)
+        self._proven(page, (page.shared or 0) if known else NUMBER_MAX)
         self._measure_skew(page.now_ns, asked_at)
         if known:
             self._known, most = NOTHING_KNOWN, max(known.values())
             shared = None if page.shared is None else min(page.shared, most)
             self._covered = self._confirmed = shared
-            if shared is None or shared < most:
+            if (shared is None or shared < most) and most <= self.branch.before:  # otherwise it is reported already
                 self._context.report_rewound(self.id, self.branch, most, shared or 0)
+
+    def _proven(self, page: LogPage, shared: int = NUMBER_MAX) -> LogPage:
+        """Note that the log has replied, and shares at most this offset with what is known.
+
+        Raises `TransportError` if it is in another incarnation.
+        """
+        if page.branch.id not in (0, self.branch.id):
+            raise TransportError(f"log {self.id:x} is in incarnation {page.branch.id:x}, not {self.branch.id:x}")
+        if not self._is_proven:
+            self._is_proven = True
+            self._context.proven(self, shared)
+        return page
 
     def _measure_skew(self, now_ns: int, asked_at: int) -> None:
         """Note how far the clock of the peer is ahead at least. Less than the time of a round trip is not a skew."""
@@ -600,7 +630,7 @@ class Peer:
         if self._covered is None and interest.earliest:
             from_ns = max(0, min(interest.earliest + (self._skew_ns or 0), self._clock_ns))
         link, asked_at, claims = self._link, self._time_ns(), list(self._heads)
-        page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id)
+        page = self._proven(await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id))
         self._measure_skew(page.now_ns, asked_at)
         if false := [claim for claim in claims if claim[1] > page.head and claim in self._heads]:
             self._context.report_unconfirmed(self.id, max(head for _, head in false), page.head, link)
@@ -752,7 +782,6 @@ class Peer:
         self._evicted_up_to, self._repairing = 0, None
         if self.has_log:  # otherwise every beacon would request the lost events again
             self._covered = self._settled_up_to(given_up, fresh)
-            self._highest = max(self._highest, self._covered)
             self._gave_up = True
             if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())

@@ -206,7 +206,8 @@ class RequestClient:
             raise RequestTimeout(key, timeout_s) from None
         finally:
             if not pending.ended and handle is not None:
-                self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
+                cancelling = self._run(_try_send, fabric, CANCELS, bytes([CANCEL]) + frame.id.to_bytes(8))
+                cancelling.add_done_callback(lambda done: done.cancelled() or done.exception())  # the node is closing
             if handle is not None:
                 with suppress(Exception):  # a faulty transport: the replies are ignored anyway
                     handle.close()  # type: ignore[attr-defined]

@@ -492,13 +492,13 @@ def _problem(cursor: Cursor, lineage: Lineage, head: int) -> str | None:
     """Return why the event at the position of a cursor is not the one that was acknowledged, or None if it is.
 
     The beginning is the same in every log. The position of an incarnation that is so old that it may have been
-    forgotten is compared with the head only, like one of version 0.1 without any.
+    forgotten is compared with the head only. Version 0.1 stored none, which is incarnation 0 of the logs that it wrote.
     """
     offset, until = cursor.offset, lineage.until(cursor.incarnation)
     if offset > head:
         return f"its position, {offset}, is after the end of the log, {head}: the log was restored or created anew"
     forgotten = len(lineage.incarnations) >= KEPT_MAX and offset < lineage.incarnations[0].first
-    if offset == 0 or (until is None and (cursor.incarnation == 0 or forgotten)):
+    if offset == 0 or (until is None and forgotten):
         return None
     if until is None:
         return f"its position, {offset}, is from another log, or from events that were lost when the log was restored"

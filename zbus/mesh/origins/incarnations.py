@@ -16,16 +16,18 @@ from zbus.util.memo import Memo
 LOGS_MAX = 10_000
 BRANCHES_MAX = 16  # of one log
 DIGESTS_MAX = 64  # of one incarnation
+ENDED_S = 10.0  # how long late events of an incarnation that has ended are expected
 LATE_S = 2.0  # a beacon that is later than this after the next incarnation began is not a late one of a dead process
 
 
 class _Seen:
     """One incarnation: when it was first seen, when its last beacon came, and the digests that its beacons named."""
 
-    __slots__ = ("at", "beacon_at", "branch", "digests")
+    __slots__ = ("at", "beacon_at", "branch", "digests", "is_proven")
 
     def __init__(self, branch: Branch, at: float) -> None:
         self.branch, self.at, self.beacon_at = branch, at, -math.inf
+        self.is_proven = False  # its log has replied
         self.digests = Memo[int, bytes](DIGESTS_MAX)
 
 
@@ -36,6 +38,8 @@ class Incarnations:
     >>> logs = Incarnations(lambda: 0.0, lambda *copies: found.append(copies))
     >>> logs.add(5, Branch(7, 1, 7)), logs.add(5, Branch(9, 101, 7)), logs.add(5, Branch(9, 101, 7))
     (True, True, False)
+    >>> logs.prove(5, 9), logs.prove(5, 9)
+    (True, False)
     >>> logs.current(5, Branch(7, 1, 7), 100).id, logs.current(5, Branch(7, 1, 7), 101).id
     (9, 7)
     """
@@ -53,11 +57,23 @@ class Incarnations:
         seen[branch.id] = _Seen(branch, self._monotonic())
         return True
 
+    def prove(self, origin: int, incarnation: int) -> bool:
+        """Note that the log of an incarnation has replied, so that it exists. Returns whether that is new."""
+        seen = self._logs[origin].get(incarnation)
+        if seen is None or seen.is_proven:
+            return False
+        seen.is_proven = True
+        return True
+
     def current(self, origin: int, branch: Branch, offset: int) -> Branch:
-        """Return the newest incarnation that has the events of this one up to `offset`."""
-        found = branch
+        """Return the newest incarnation that has the events of this one up to `offset`, and exists.
+
+        If this one still sends a while after the other has begun, it has not ended.
+        """
+        found, since = branch, self._monotonic() - ENDED_S
         for each in self._logs[origin].values():  # in the order in which they were seen
-            if each.branch.parent == found.id != each.branch.id and offset < each.branch.first:
+            continues = each.branch.parent == found.id != each.branch.id
+            if continues and each.is_proven and offset < each.branch.first and each.at > since:
                 found = each.branch
         return found
 
@@ -73,7 +89,9 @@ class Incarnations:
             this.digests[head] = digest
         this.beacon_at = now = self._monotonic()
         for other in seen.values():
-            if other is this or branch.parent == other.branch.id or now - other.at < LATE_S:
+            if other is this or not (this.is_proven and other.is_proven):
+                continue
+            if branch.parent == other.branch.id or now - other.at < LATE_S:
                 continue  # this one continues the other, or the beacon may be a late one of a process that has ended
             if other.branch.parent == branch.id:
                 in_use = head >= other.branch.first

@@ -86,10 +86,10 @@ class KnownLogs:
         """Return the expressions whose past events a log owes, each with the offset after which they are missing."""
         return self._owed.get(origin, {})
 
-    def owe(self, expressions: Sequence[str]) -> dict[str, int]:
-        """Note that every known log owes the past events of these expressions. Returns the names to store."""
+    def owe(self, expressions: Sequence[str], others: Sequence[int] = ()) -> dict[str, int]:
+        """Note that all known logs, and some others, owe the past events of expressions. Returns the names to store."""
         before = self.names()
-        for origin in list(self._reached):
+        for origin in dict.fromkeys([*self._reached, *others]):
             self._owed[origin] = dict.fromkeys(expressions, 0) | self.owed_by(origin)
         return {name: value for name, value in self.names().items() if name not in before}
 
@@ -100,4 +100,4 @@ class KnownLogs:
             owed[expression] = reached
         self._owed[origin] = owed
         if not owed:
-            del self._owed[origin]
+            self._owed.pop(origin)

@@ -664,7 +664,7 @@ class SimSchemas:
 def _is_usable(cursor: CursorState, disk: Disk) -> bool:
     """Return whether the event at a position is the one that was acknowledged."""
     until = disk.lineage.until(cursor.incarnation)
-    known = cursor.offset == 0 or cursor.incarnation == 0 or (until is not None and cursor.offset <= until)
+    known = cursor.offset == 0 or (until is not None and cursor.offset <= until)
     return known and cursor.offset <= disk.head
 
 
