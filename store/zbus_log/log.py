@@ -22,6 +22,7 @@ from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
+    Backup,
     Committed,
     Page,
     Promise,
@@ -36,9 +37,11 @@ from zbus.util.process import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
+from .backup.make import make_backup
 from .cold.tier import Cold
 from .file.chain import digest_at
 from .file.database import log_errors, make_engine, snapshot, transaction
+from .file.fork_mark import read_mark
 from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.tables import (
@@ -143,6 +146,8 @@ class SqliteLog:
             self.close(1.0)
             raise
         self._reader = SqliteReader(path, self._read_engine)
+        with log_errors(path), self._read_engine.connect() as connection:
+            self._is_fork = read_mark(connection) is not None
         self._history = TieredReader(self._reader, self._cold)
         self._schemas = SqliteSchemas(path, self._read_engine, self._writer, self._closed)
 
@@ -327,6 +332,28 @@ class SqliteLog:
         if state[2] is not None:
             raise state[2]
         return Pruned(state[0][0], state[1], state[0][1])
+
+    def backup(
+        self,
+        target: str,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Backup:
+        """Back up this log into a file or a folder. Closing the log ends it, and keeps an earlier backup as it is."""
+
+        def check_open() -> None:
+            if self._closed.is_set():
+                raise LogError(f"{self.path} was closed during a backup; an earlier backup in {target} is as it was")
+            if check is not None:
+                check()
+
+        check_open()
+        return make_backup(self.path, target, cold=str(self._cold.folder), progress=progress, check=check_open)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this log is a fork, which must not be used with a transport."""
+        return self._is_fork
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the state of this log, for log records and the command line."""
