@@ -25,9 +25,11 @@ from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water
 from zbus_log.read.reader import readable
 
+from .flushing import Flushing
+
 INFO = "backup"  # the table that describes a backup: it is not a part of the log
 WHOLE_BYTES_MAX = 1 << 30  # of a log that is copied in one read transaction
-STEP_PAGES = 1024
+STEP_PAGES = 512
 STEP_EVENTS = 4096  # in the first transaction
 STEP_S = 0.1  # at most, about
 BLOCKS_AT_ONCE = 64
@@ -104,7 +106,8 @@ class LogCopy:
         remove_database(self._target)
         engine = make_engine(self._target, synchronous="OFF")
         try:
-            with engine.connect() as connection:
+            # The connection is closed first: closing the file ends the locks of SQLite on it.
+            with Flushing(self._target) as self._flushing, engine.connect() as connection:
                 for setting in (f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "journal_mode=OFF"):
                     connection.exec_driver_sql(f"PRAGMA {setting}").close()
                 yield connection
@@ -126,6 +129,7 @@ class LogCopy:
                 total = get_head(connection) - get_low_water(connection)
 
                 def copied(_: int, remaining: int, pages: int) -> None:
+                    self._flushing.written()
                     self._check()
                     self._progress(total - total * remaining // max(1, pages), total)
 
@@ -160,6 +164,7 @@ class LogCopy:
             at = self._copy_events(target, at, min(cut, at + STEP_EVENTS))
         step = STEP_EVENTS
         while at < cut:
+            self._flushing.written()
             self._check()
             self._progress(at - start, cut - start)
             begun = time.monotonic()
