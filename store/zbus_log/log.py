@@ -344,10 +344,10 @@ class SqliteLog:
         """Back up this log into a file or a folder. Closing the log ends it, and keeps an earlier backup as it is."""
 
         def check_open() -> None:
-            if self._closed.is_set():
-                raise LogError(f"{self.path} was closed during a backup; an earlier backup in {target} is as it was")
             if check is not None:
                 check()
+            if self._closed.is_set():
+                raise LogError(f"{self.path} was closed during a backup; an earlier backup in {target} is as it was")
 
         check_open()
         return make_backup(self.path, target, cold=str(self._cold.folder), progress=progress, check=check_open)
