@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from zbus.util.run_id import inherit
+
 
 class Flushing:
     """A thread that syncs a file whenever a part of it was written. The last part is left to the caller."""
@@ -19,7 +21,7 @@ class Flushing:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
         self._wake, self._synced, self._ended = threading.Event(), threading.Event(), False
         self._synced.set()
-        self._thread = threading.Thread(target=self._run, name="zbus-backup-flush", daemon=True)
+        self._thread = threading.Thread(target=inherit(self._run), name="zbus-backup-flush", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -18,6 +18,7 @@ from pathlib import Path
 from zbus.errors import ConfigInvalid, LogLocked
 from zbus.util.atomic_file import sync
 from zbus_log.file.head_record import Head, HeadRecord, owner_pid
+from zbus_log.file.old_folder import OldFolder
 
 from .log_copy import Contents
 
@@ -33,7 +34,7 @@ PARTS = (
     "-cursors-journal",
     "-leases",
     "-writes",
-    "-errands",
+    OldFolder("").path.name,
     "-cold",
 )
 HEAD = "-head"
