@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from backup_support import START_NS, STEP_NS, everything, fill, make_log, set_cursor
+from backup_support import START_NS, STEP_NS, everything, fill, make_log, set_cursor, tables
 from cold_support import offload
 
 import zbus
@@ -16,6 +16,7 @@ from zbus.errors import ConfigInvalid, CursorError, LogLocked
 from zbus_log import Rules, SqliteLog, verify
 from zbus_log.backup.check import verify_backup
 from zbus_log.backup.fork import fork, promote
+from zbus_log.backup.log_copy import LogCopy
 from zbus_log.backup.make import make_backup
 from zbus_log.backup.restore import restore
 
@@ -254,3 +255,13 @@ def test_a_segment_of_the_cold_tier_is_not_divided(log: Path, tmp_path: Path) ->
     with pytest.raises(ConfigInvalid, match="choose an offset from 8000 on"):
         fork(str(log), f"{tmp_path}/try.db", at=5_000)
     assert fork(str(log), f"{tmp_path}/try.db", at=8_000).cut == 8_000
+
+
+def test_a_copy_up_to_an_offset_has_the_tables_of_a_log_that_ends_there(log: Path, tmp_path: Path) -> None:
+    make_log(tmp_path / "short.db", 5_000)
+
+    LogCopy(str(log), str(tmp_path / "copy.db")).rows(until=5_000)
+
+    found, wanted = tables(tmp_path / "copy.db"), tables(tmp_path / "short.db")
+    for name in ("events", "keys", "blocks", "by_key", "runs", "publishers", "losses"):
+        assert found[name] == wanted[name], name

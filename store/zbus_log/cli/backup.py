@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from zbus_log.backup.restore import restore as restore_log
 
 from .confirm import confirm
 from .options import LogArgument, check_is_there
+
+NICE = 10  # lowers the priority of the process, so that the owner of the log comes first
 
 ColdOption = Annotated[
     str | None,
@@ -52,6 +55,7 @@ def backup(
     complete backup stays. Exits with 1 if --verify finds a problem.
     """
     check_is_there(log)
+    os.nice(NICE)
     with progress("events") as bar:
         task = bar.add_task("copying", total=None)
         made = make_backup(
