@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from backup_support import START_NS, STEP_NS, everything, fill, make_log, set_cu
 from cold_support import offload
 
 import zbus
-from zbus.errors import ConfigInvalid, CursorError, LogLocked
+from zbus.errors import ConfigInvalid, CursorError, LogDamaged, LogLocked
 from zbus_log import Rules, SqliteLog, verify
 from zbus_log.backup.check import verify_backup
 from zbus_log.backup.fork import fork, promote
@@ -78,6 +79,50 @@ def test_a_replaced_log_is_moved_aside_whole_and_can_be_opened_there(log: Path, 
     assert made.replaced is not None
     SqliteLog(made.replaced).close(5.0)
     assert everything(Path(made.replaced)) == newer
+
+
+def test_a_restore_that_ends_halfway_never_leaves_a_log_of_mixed_files(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    opened = SqliteLog(str(log))
+    fill(opened, 10)
+    set_cursor(opened, "billing", 9_005)
+    opened.close(10.0)
+    outcomes: set[object] = set()
+    rename, replace = Path.rename, Path.replace
+    for at in range(1, 20):
+        place = tmp_path / f"place-{at}"
+        place.mkdir()
+        for side in ("", "-head", "-cursors"):
+            shutil.copyfile(f"{log}{side}", place / f"app.db{side}")
+        left = at
+
+        def move(self: Path, target: object, how: Callable[..., Path]) -> Path:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError("stop here")
+            return how(self, target)
+
+        monkeypatch.setattr(Path, "rename", lambda self, target: move(self, target, rename))
+        monkeypatch.setattr(Path, "replace", lambda self, target: move(self, target, replace))
+        try:
+            restore(f"{tmp_path}/app.zbus", str(place / "app.db"), replace=True)
+            whole = True
+        except OSError:
+            whole = False
+        monkeypatch.undo()
+        try:
+            SqliteLog(str(place / "app.db")).close(5.0)
+            found = everything(place / "app.db")
+            outcomes.add((found["head"], found["cursors"][0][1]))
+        except LogDamaged:
+            outcomes.add("refused")
+        if whole:
+            break
+
+    assert outcomes == {(EVENTS + 10, 9_005), "refused", (EVENTS, 8_000)}
 
 
 def test_a_log_that_a_process_owns_is_not_replaced(log: Path, tmp_path: Path) -> None:
