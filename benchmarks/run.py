@@ -26,6 +26,7 @@ BENCHMARKS = (
     "no_log",
     "replay",
     "many_keys",
+    "backup",
     "subscriptions",
     "cached_read",
     "footprint",

@@ -82,6 +82,7 @@ class Bus:
 
     put = _blocking(_async.Bus.put)
     head = _blocking(_async.Bus.head)
+    backup = _blocking(_async.Bus.backup)
     request = _blocking(_async.Bus.request)
     switch_transport = _blocking(_async.Bus.switch_transport)
     receive_on = _blocking(_async.Bus.receive_on)

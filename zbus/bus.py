@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .config import BusConfig
     from .mesh.node_registry import NodeInfo
     from .ports.cache import Cache, Caching
+    from .ports.log import Backup
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Handler)
@@ -402,6 +403,26 @@ class Bus:
         node.check_open("read the head")
         head = await node.run(node.need_log("head()").head)
         return max(head, node.dispatcher.delivered)  # a log with stale reads may lag behind the delivered events
+
+    async def backup(
+        self, target: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
+    ) -> Backup:
+        """Back up the log into a file, or into a folder if `target` is one or ends with a slash, and return its cut.
+
+            made = await bus.backup("backups/app.zbus")
+            made.cut, made.added
+
+        The bus stays in use meanwhile. The backup contains everything up to one offset, the cut: events, cursors,
+        schemas, positions in other logs, and the cold tier, which needs a folder. If `target` has a backup of this log
+        already, only the events since then are added. `progress` is called on a thread with the number of events that
+        were copied, and of all that will be. `zbus log restore` makes a log of it.
+
+        Raises `ConfigInvalid` if `target` has a backup of another history. If cancelled or failed, or if the bus is
+        closed meanwhile, an earlier backup stays as it was, and a new one is not made.
+        """
+        node = self._node
+        node.check_open("back up the log")
+        return await node.backup(os.fspath(target), progress)
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of this bus; `zbus.metrics` exports them to Prometheus. Any thread may call it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
@@ -30,7 +31,7 @@ from .observe.records import BUS_STARTED, BUS_STOPPED, record, record_reason, wa
 from .observe.stats import Stats
 from .ports.cache import Cache
 from .ports.fabric import Fabric
-from .ports.log import Cursor, Log, Row
+from .ports.log import Backup, Cursor, Log, Row
 from .publish.backpressure import Backpressure
 from .publish.commit_queue import CommitQueue
 from .publish.entry import UNYIELDED_MAX, Entry
@@ -254,6 +255,13 @@ class Node:
         if self.is_closing:  # it was opened too late to be closed with the others
             self.runtime.thread(fabric.close, "zbus-close-transport")
             raise BusClosed("open a transport")
+        if fabric.networked and self.log is not None and self.log.is_fork:
+            self.runtime.thread(fabric.close, "zbus-close-transport")
+            reason = (
+                f"{self.log.path} is a fork, which is for rehearsals and sends nothing: open it without a transport. "
+                f"To make it an ordinary log: zbus log promote {shlex.quote(self.log.path)}"
+            )
+            raise ConfigInvalid("log", reason)
         await self.network.add(url, fabric)
         self.entry.recheck()
 
@@ -395,6 +403,24 @@ class Node:
     def run(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Run a blocking call on a thread of the node. Raises `BusClosed`, now or later, if the node closes first."""
         return self._threads.run(call, *args)
+
+    async def backup(self, target: str, progress: Callable[[int, int], None] | None) -> Backup:
+        """Back up the log, on a thread of its own: it may take long. If cancelled, it ends after its current step."""
+        log, is_cancelled = self.need_log("backup()"), False
+
+        def check() -> None:
+            if is_cancelled or self.is_closing:
+                raise BusClosed("back up the log")
+
+        executor = self.runtime.executor(1, "zbus-backup")
+        running = asyncio.get_running_loop().run_in_executor(executor, log.backup, target, progress, check)
+        executor.shutdown(wait=False)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            running.add_done_callback(lambda ended: ended.exception())  # which is this cancellation
+            raise
 
     def serve(self, task: asyncio.Task[None]) -> None:
         """Keep a task of a handler until it ends; closing waits for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 import tempfile
 import threading
 import time
@@ -22,6 +23,7 @@ from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
+    Backup,
     Committed,
     Page,
     Promise,
@@ -36,9 +38,11 @@ from zbus.util.process import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
 
+from .backup.make import make_backup
 from .cold.tier import Cold
 from .file.chain import digest_at
-from .file.database import log_errors, make_engine, snapshot, transaction
+from .file.database import find_damage, log_errors, make_engine, snapshot, transaction
+from .file.fork_mark import read_mark
 from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.tables import (
@@ -56,6 +60,7 @@ from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
 from .read.reader import SqliteReader, readable
 from .read.tiered_reader import TieredReader
+from .read.verify import verify
 from .retention import Pruned, Rules
 from .write.cursors import SqliteCursors
 from .write.positions import SqlitePositions
@@ -143,6 +148,8 @@ class SqliteLog:
             self.close(1.0)
             raise
         self._reader = SqliteReader(path, self._read_engine)
+        with log_errors(path), self._read_engine.connect() as connection:
+            self._is_fork = read_mark(connection) is not None
         self._history = TieredReader(self._reader, self._cold)
         self._schemas = SqliteSchemas(path, self._read_engine, self._writer, self._closed)
 
@@ -328,6 +335,28 @@ class SqliteLog:
             raise state[2]
         return Pruned(state[0][0], state[1], state[0][1])
 
+    def backup(
+        self,
+        target: str,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Backup:
+        """Back up this log into a file or a folder. Closing the log ends it, and keeps an earlier backup as it is."""
+
+        def check_open() -> None:
+            if check is not None:
+                check()
+            if self._closed.is_set():
+                raise LogError(f"{self.path} was closed during a backup; an earlier backup in {target} is as it was")
+
+        check_open()
+        return make_backup(self.path, target, cold=str(self._cold.folder), progress=progress, check=check_open)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this log is a fork, which must not be used with a transport."""
+        return self._is_fork
+
     def diagnostics(self) -> dict[str, Any]:
         """Return the state of this log, for log records and the command line."""
         return {
@@ -421,6 +450,8 @@ class SqliteLog:
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:
             raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
+        if self._record.copied_from is not None and existed and not accept_loss:
+            self._check_copy(self._record)
         with log_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
@@ -431,6 +462,7 @@ class SqliteLog:
             self._lineage = extended(read_incarnations(self._connection), begun)
         try:
             self._record.update(state._replace(incarnation=begun.id))
+            self._record.record_file(self.path)
             self._record.sync()
         except OSError as error:
             if error.errno in DISK_FULL:
@@ -459,6 +491,22 @@ class SqliteLog:
                 periodic,
                 self._rules.every_events,
             )
+
+    def _check_copy(self, record: HeadRecord) -> None:
+        """Read the whole log, because it is a copy of one in use. Raises `LogDamaged` if it is not complete."""
+        found, known = verify(self.path), record.current
+        problems = list(found.problems)
+        if record.power_was_cut:  # the copy may lack the newest events, as the log itself may
+            problems = [each for each in problems if "were acknowledged and are missing" not in each]
+        problems += find_damage(f"{self.path}-cursors")
+        if problems:
+            source = shlex.quote(record.copied_from or "")
+            reason = (
+                f"it is a copy of {source}, made while that was in use, and is not complete: {problems[0]}. Copy a log "
+                f"in use with: zbus log backup {source} FILE"
+            )
+            is_short = known is not None and 0 < found.head < known.head
+            raise LogDamaged(self.path, reason, (found.head + 1, known.head) if known and is_short else None)
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""

@@ -25,6 +25,7 @@ TARGETS = {
     "no_log": [0.5, 50.0],
     "replay": [0.4, 10.0],
     "many_keys": [0.5, 200.0, 2000.0],
+    "backup": [0.5, 2.0],
     "subscriptions": [1.5, 1.5, 1.5],
     "cached_read": [0.5, 0.5],
     "footprint": [10.0, 150.0, 25.0],

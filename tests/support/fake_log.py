@@ -31,6 +31,7 @@ from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
+    Backup,
     Committed,
     Cursor,
     Lease,
@@ -208,6 +209,11 @@ class FakeLane:
 
     def digest(self, offset: int) -> bytes:
         return self.history.digest(offset)
+
+    is_fork = False
+
+    def backup(self, target: str, progress: Any = None, check: Any = None) -> Backup:
+        raise LogError("a fake log has no backups")
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:

@@ -259,6 +259,18 @@ class SchemaStore(Protocol):
         """Store one more version. Returns once it is on disk. Raises a `LogError` if it is not stored."""
 
 
+class Backup(NamedTuple):
+    """A backup of a log: what it contains now, and what the last call added."""
+
+    path: str
+    cut: int  # the last offset that it contains
+    added: int  # events
+    log_id: int
+    incarnation: int
+    digest: bytes  # of the events up to the cut; empty if it is unknown
+    made_at_ns: int
+
+
 class Log(Protocol):
     """An append-only, ordered log of events.
 
@@ -365,6 +377,23 @@ class Log(Protocol):
         would be stored are dropped. If the log is closed before a write is done, the process that waits for it writes
         the rows again.
         """
+
+    def backup(
+        self,
+        target: str,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Backup:
+        """Back up the log, with its cursors, positions and schemas, while it is in use. May block for long.
+
+        `progress` is called with the events that were copied and their total, `check` between short steps. If `check`
+        raises, or the log is closed, an earlier backup in `target` stays as it is. Raises `LogError` if the log has no
+        backups.
+        """
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the log is a copy for rehearsals, which must not be used with a transport. Does not block."""
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the state of this log, for log records and the command line."""

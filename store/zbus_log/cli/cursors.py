@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from zbus.cli.render.values import OFFSET_MAX
 from zbus.ports.log import Cursor
 from zbus_log.log import SqliteLog
 
+from .confirm import confirm
 from .options import LogArgument, opened
 
 
@@ -43,11 +43,11 @@ def cursors(
     with opened(log, read_only=True) as found:
         if reset is not None and to is not None:
             position = _position(found, to)
-            _confirm(f"Move durable {reset!r} to offset {position}?", yes)
+            confirm(f"Move durable {reset!r} to offset {position}?", yes)
             found.cursors.reset(reset, position)
             note(f"durable {reset!r} resumes after offset {position}")
         elif delete is not None:
-            _confirm(f"Delete durable {delete!r} and its position?", yes)
+            confirm(f"Delete durable {delete!r} and its position?", yes)
             found.cursors.delete(delete)
             note(f"durable {delete!r} was deleted")
         else:
@@ -87,15 +87,6 @@ def _position(log: SqliteLog, text: str) -> int:
     if int(text) > head or 0 < int(text) < low_water:
         raise typer.BadParameter(f"{text} is not between {low_water} and the head, {head}", param_hint="--to")
     return int(text)
-
-
-def _confirm(prompt: str, yes: bool) -> None:
-    """Ask for confirmation on a terminal. A script confirms with --yes."""
-    if yes:
-        return
-    if not os.isatty(0):
-        raise typer.BadParameter("there is no terminal to ask for confirmation: give --yes", param_hint="--yes")
-    typer.confirm(prompt, abort=True, err=True)
 
 
 def _table(listed: list[dict[str, Any]]) -> Table:

@@ -266,6 +266,21 @@ def snapshot(connection: Connection) -> Iterator[None]:
         roll_back(connection)
 
 
+def find_damage(path: str) -> list[str]:
+    """Return what SQLite finds wrong with a database; nothing if it does not exist."""
+    if not Path(path).is_file():
+        return []
+    engine = make_engine(path, read_only=True)
+    try:
+        with log_errors(path), engine.connect() as connection:
+            found = [bytes(each).decode() for each in connection.exec_driver_sql("PRAGMA integrity_check").scalars()]
+            return [f"{path}: {each}" for each in found if each != "ok"]
+    except LogError as error:
+        return [str(error)]
+    finally:
+        engine.dispose()
+
+
 def free_pages(connection: Connection) -> None:
     """Give the free pages back to the file system."""
     driver: Any = connection.connection.dbapi_connection

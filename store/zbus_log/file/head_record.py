@@ -6,6 +6,9 @@ the last acknowledged offset are kept in a separate file. Each commit writes it 
 page cache, which survives a killed process. Offsets are reserved in steps that are synced to disk
 before use, so that even a log that lost its newest events never assigns one twice.
 
+The record also says which file the log is, so that a copy of a log in use is noticed: its owner did not close it, and
+it is another file.
+
 The file is not mapped into memory: a store into a mapping kills the process if the disk is full.
 """
 
@@ -29,6 +32,10 @@ _MAGIC = b"zbushead1\n"
 _OWNER = struct.Struct("<q")  # the owner's pid, at 16; 0 after a clean close
 _BOOT_AT, _RELAXED_AT = 24, 60  # the boot id when the log was opened, and whether commits were not synced
 _BRIEF_AT = 61  # whether the owner has the log only for the duration of a call
+_COPY_AT = 62  # whether the log is a copy of one in use that was not checked yet
+_FILE_AT = 192  # which file the log is; zeros in a record of version 0.1
+_FILE = struct.Struct("<QQHI")  # device, inode, the length of the path that follows, and a checksum of all of it
+_PATH_BYTES_MAX = 2048
 _FIELDS = struct.Struct("<16sqq8xq")  # epoch, head, reserved, serial; the first versions kept a fifth number
 _SLOT = struct.Struct("<16sqq8xqIqI")  # the same with a checksum, and the incarnation with a checksum of all before it
 _CHECKSUM = struct.Struct("<I")
@@ -73,9 +80,10 @@ class HeadRecord:
             self.power_was_cut = (
                 any(data[16:24]) and data[_RELAXED_AT] == 1 and data[_BOOT_AT : _BOOT_AT + len(boot)] != boot
             )
+            self.copied_from = _copied_from(data, log_path, boot)
             owner = _OWNER.pack(os.getpid())
             start = _MAGIC.ljust(16, b"\0") + owner + boot.ljust(_RELAXED_AT - _BOOT_AT, b"\0")
-            self._write(start + bytes((relaxed, brief)), 0)
+            self._write(start + bytes((relaxed, brief, self.copied_from is not None)), 0)
         except BaseException:
             os.close(self._fd)
             raise
@@ -88,6 +96,14 @@ class HeadRecord:
         slot = fields + _CHECKSUM.pack(zlib.crc32(fields)) + _INCARNATION.pack(head.incarnation)
         self._write(slot + _CHECKSUM.pack(zlib.crc32(slot)), _SLOTS_AT[serial & 1])
         self._serial, self.current = serial, head
+
+    def record_file(self, log_path: str) -> None:
+        """Store which file the log is, once it was checked that it is not an incomplete copy."""
+        found, path = os.stat(log_path), os.path.abspath(log_path).encode(errors="surrogateescape")  # noqa: PTH100, PTH116
+        fields = found.st_dev, found.st_ino, min(len(path), _PATH_BYTES_MAX)
+        self._write(_FILE.pack(*fields, _checksum_of_file(*fields, path)) + path[:_PATH_BYTES_MAX], _FILE_AT)
+        self._write(b"\0", _COPY_AT)
+        self.copied_from = None
 
     def _allocate(self, data: bytes) -> bytes:
         """Write the whole file, so that it has its place on the disk. Leaves an empty file if the disk is full."""
@@ -162,6 +178,29 @@ class HeadRecord:
         if found is not None:
             self.current, self._serial = found
         return data
+
+
+def _copied_from(data: bytes, log_path: str, boot: bytes) -> str | None:
+    """Return the path of the log that this one is a copy of, if its owner had it open; otherwise None.
+
+    The numbers of devices can change when the machine boots.
+    """
+    device, inode, size, checksum = _FILE.unpack_from(data.ljust(_SIZE, b"\0"), _FILE_AT)
+    path = data[_FILE_AT + _FILE.size : _FILE_AT + _FILE.size + size]
+    if not inode or checksum != _checksum_of_file(device, inode, size, path):
+        return None
+    try:
+        found = os.stat(log_path)  # noqa: PTH116
+    except OSError:
+        return None
+    is_same_boot = data[_BOOT_AT : _BOOT_AT + len(boot)] == boot
+    is_same = found.st_ino == inode and (found.st_dev == device or not is_same_boot)
+    is_copy = data[_COPY_AT] == 1 or (any(data[16:24]) and not is_same)
+    return path.decode(errors="replace") if is_copy else None
+
+
+def _checksum_of_file(device: int, inode: int, size: int, path: bytes) -> int:
+    return zlib.crc32(_FILE.pack(device, inode, size, 0) + path[:size])
 
 
 def read_record(log_path: str) -> Head | None:

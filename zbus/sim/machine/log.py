@@ -31,6 +31,7 @@ from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
     AppendResult,
+    Backup,
     Committed,
     Cursor,
     Lease,
@@ -193,6 +194,20 @@ class SimLog:
         """Return the digest of the events up to an offset."""
         with self.disk.lock:
             return self.disk.digests[offset] if 0 <= offset < len(self.disk.digests) else b""
+
+    @property
+    def is_fork(self) -> bool:
+        """Always False: a simulated log is not forked."""
+        return False
+
+    def backup(
+        self,
+        target: str,
+        progress: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> Backup:
+        """Raise `LogError`: a world copies a disk with its own actions."""
+        raise LogError("a simulated log has no backups: copy its disk with the actions of the world")
 
     def append(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""

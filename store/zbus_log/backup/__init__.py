@@ -1,0 +1,1 @@
+"""Copies of a log: backups, full and incremental, restoring one, and forks for rehearsals."""

@@ -1,0 +1,127 @@
+"""A new log that is made of another one: built in a folder beside its place, then put there at once.
+
+The head record is put in place first and the log last. So a process that is killed in between leaves a log that
+cannot be opened, because its file is missing, and never one that is mixed with older files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zbus.errors import ConfigInvalid, LogLocked
+from zbus.util.atomic_file import sync
+from zbus_log.file.head_record import Head, HeadRecord, owner_pid
+from zbus_log.file.old_folder import OldFolder
+
+from .log_copy import Contents
+
+# Everything that belongs to a log, the head record last.
+PARTS = (
+    "",
+    "-wal",
+    "-shm",
+    "-journal",
+    "-cursors",
+    "-cursors-wal",
+    "-cursors-shm",
+    "-cursors-journal",
+    "-leases",
+    "-writes",
+    OldFolder("").path.name,
+    "-cold",
+)
+HEAD = "-head"
+
+
+class NewLog:
+    """A log that is being made for `path`. Use it as a context manager, which removes what was not put in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise ConfigInvalid("log", f"the folder {str(self._path.parent)!r} does not exist")
+        self._folder = self._path.with_name(f".{self._path.name}.new-{secrets.token_hex(4)}")
+        self.path = str(self._folder / self._path.name)
+
+    def __enter__(self) -> NewLog:
+        self._folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a log already, or a part of one."""
+        return bool(self._existing())
+
+    def check_free(self) -> None:
+        """Raise `ConfigInvalid` if there is a log already, or a part of one."""
+        if found := self._existing():
+            raise ConfigInvalid("log", f"{str(found[0])!r} exists already. Nothing was changed")
+
+    def record_head(self, contents: Contents) -> None:
+        """Write the head record. The log does not lose what it says."""
+        sync(Path(self.path))
+        record = HeadRecord(self.path)
+        record.update(Head(contents.epoch, contents.cut, contents.cut, contents.incarnation))
+        record.close()
+
+    def put_in_place(self, *, replace: bool = False) -> str | None:
+        """Move the log to its place. `replace`: move an existing one aside first, and return its new path."""
+        if not replace:
+            self.check_free()
+        for each in self._folder.iterdir():
+            if each.is_file():
+                sync(each)
+        sync(self._folder)
+        with self._locked():
+            aside = self._move_aside() if self._existing() else None
+            new_head = Path(f"{self.path}{HEAD}")
+            new_head.replace(f"{self._path}{HEAD}")
+            for part in reversed(PARTS):  # the log last
+                if (made := Path(f"{self.path}{part}")).exists():
+                    made.rename(f"{self._path}{part}")
+            sync(self._path.parent)
+        return aside
+
+    def _existing(self) -> list[Path]:
+        return [path for part in (*PARTS, HEAD) if os.path.lexists(path := Path(f"{self._path}{part}"))]
+
+    def _move_aside(self) -> str:
+        """Move the existing log aside, with all its parts. Its head record stays until the new one replaces it."""
+        name = f"{self._path}.replaced-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+        while os.path.lexists(name):
+            name += "x"
+        for part in PARTS:
+            if os.path.lexists(path := Path(f"{self._path}{part}")):
+                path.rename(f"{name}{part}")
+        if (head := Path(f"{self._path}{HEAD}")).exists():
+            shutil.copyfile(head, f"{name}{HEAD}")
+            sync(Path(f"{name}{HEAD}"))
+        return name
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from owning the existing log. Raises `LogLocked` if one does."""
+        try:
+            descriptor = os.open(f"{self._path}{HEAD}", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = owner_pid(str(self._path)) or 0
+                raise LogLocked(str(self._path), pid, pid == os.getpid()) from None
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,150 @@
+"""Copies of the files of a log: one of a closed log opens, one of a log in use only if it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from backup_support import everything, fill, make_log
+
+from zbus.errors import LogDamaged
+from zbus_log import SqliteLog, verify
+from zbus_log import log as log_module
+
+SIDES = ("", "-wal", "-head", "-cursors", "-cursors-wal")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SqliteLog]:
+    log = SqliteLog(str(path))
+    try:
+        yield log
+    finally:
+        log.close(10.0)
+
+
+def copy(path: Path, to: Path, *sides: str) -> Path:
+    to.parent.mkdir(exist_ok=True)
+    for side in sides or SIDES:
+        if Path(f"{path}{side}").exists():
+            shutil.copyfile(f"{path}{side}", f"{to}{side}")
+    return to
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The logs that were read completely when they were opened."""
+    found: list[str] = []
+
+    def noted(path: str) -> object:
+        found.append(path)
+        return verify(path)
+
+    monkeypatch.setattr(log_module, "verify", noted)
+    return found
+
+
+def test_a_copy_of_a_closed_log_opens_at_once(path: Path, tmp_path: Path, checked: list[str]) -> None:
+    make_log(path, 100, durable=50)
+
+    with opened(copy(path, tmp_path / "other" / "app.db")) as log:
+        assert fill(log, 1) == 101
+
+    assert checked == []
+    assert everything(tmp_path / "other" / "app.db")["cursors"][0][1] == 50
+
+
+def test_a_complete_copy_of_a_log_in_use_is_checked_once_and_opens(
+    path: Path, tmp_path: Path, checked: list[str]
+) -> None:
+    with opened(path) as log:
+        fill(log, 5_000)
+        to = copy(path, tmp_path / "copy.db")
+    with opened(to) as log:
+        assert log.head() == 5_000
+    with opened(to) as log:
+        assert fill(log, 1) == 5_001
+
+    assert checked == [str(to)]
+
+
+def test_a_copy_of_a_log_in_use_without_its_newest_events_is_refused(path: Path, tmp_path: Path) -> None:
+    with opened(path) as log:
+        fill(log, 5_000, batch=100)
+        to = copy(path, tmp_path / "copy.db", "", "-head")  # the write-ahead log is missing
+
+    for _ in range(2):  # refusing it does not make it look as if it had been closed
+        with pytest.raises(LogDamaged) as caught:
+            SqliteLog(str(to))
+        assert f"zbus log backup {path} FILE" in str(caught.value)
+        assert caught.value.missing is None or caught.value.missing[1] == 5_000
+
+
+def test_a_copy_with_damage_before_its_newest_events_is_refused(path: Path, tmp_path: Path) -> None:
+    with opened(path) as log:
+        fill(log, 5_000)
+    with opened(path) as log:
+        fill(log, 10)
+        to = copy(path, tmp_path / "copy.db")
+    with to.open("r+b") as file:  # an old page of events, as if it had been copied before it was written
+        file.seek(8192 * 20)
+        file.write(bytes(8192))
+
+    with pytest.raises(LogDamaged, match="made while that was in use, and is not complete"):
+        SqliteLog(str(to))
+
+
+def test_damaged_cursors_of_a_copy_are_refused(path: Path, tmp_path: Path) -> None:
+    make_log(path, 10, durable=5)
+    with opened(path) as log:
+        fill(log, 10)
+        to = copy(path, tmp_path / "copy.db")
+    with Path(f"{to}-cursors").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\\xff" * 4096)
+
+    with pytest.raises(LogDamaged, match=r"copy\.db-cursors"):
+        SqliteLog(str(to))
+
+
+def test_a_log_whose_owner_was_killed_opens_without_reading_all_of_it(path: Path, checked: list[str]) -> None:
+    child = os.fork()
+    if child == 0:
+        log = SqliteLog(str(path))
+        fill(log, 500)
+        os._exit(0)  # without closing it
+    os.waitpid(child, 0)
+    path.rename(path.with_name("moved.db"))
+    for side in SIDES[1:]:
+        if Path(f"{path}{side}").exists():
+            Path(f"{path}{side}").rename(path.with_name(f"moved.db{side}"))
+
+    with opened(path.with_name("moved.db")) as log:
+        assert log.head() == 500
+
+    assert checked == []
+
+
+def test_a_record_that_does_not_say_which_file_the_log_is_stays_readable(
+    path: Path, tmp_path: Path, checked: list[str]
+) -> None:
+    with opened(path) as log:
+        fill(log, 10)
+        to = copy(path, tmp_path / "copy.db")
+    with Path(f"{to}-head").open("r+b") as file:  # as version 0.1 wrote it
+        file.seek(192)
+        file.write(bytes(4096 - 192))
+
+    with opened(to) as log:
+        assert log.head() == 10
+
+    assert checked == []

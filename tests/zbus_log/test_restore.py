@@ -1,0 +1,312 @@
+"""Restoring a backup and forking a log: what is refused, what is moved aside, and what a fork may do."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from backup_support import START_NS, STEP_NS, everything, fill, make_log, set_cursor, tables
+from cold_support import offload
+
+import zbus
+from zbus.errors import ConfigInvalid, CursorError, LogDamaged, LogLocked
+from zbus_log import Rules, SqliteLog, verify
+from zbus_log.backup.check import verify_backup
+from zbus_log.backup.fork import fork, promote
+from zbus_log.backup.log_copy import LogCopy
+from zbus_log.backup.make import make_backup
+from zbus_log.backup.restore import restore
+
+EVENTS = 9_000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "app.db"
+    make_log(path, EVENTS, durable=8_000)
+    return path
+
+
+def parts(folder: Path, name: str) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.name.startswith(name))
+
+
+def test_an_existing_log_is_not_replaced_unless_it_is_said(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    before = log.read_bytes()
+
+    with pytest.raises(ConfigInvalid, match="exists already"):
+        restore(f"{tmp_path}/app.zbus", str(log))
+
+    assert log.read_bytes() == before
+    assert parts(tmp_path, ".app") == []
+
+
+@pytest.mark.parametrize("left", ["-wal", "-cursors", "-head", "-cold"])
+def test_a_part_of_an_older_log_is_not_mixed_with_the_restored_one(log: Path, tmp_path: Path, left: str) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    (tmp_path / "place").mkdir()
+    place = tmp_path / "place" / "new.db"
+    Path(f"{place}{left}").write_bytes(b"of another log")
+
+    with pytest.raises(ConfigInvalid, match="exists already"):
+        restore(f"{tmp_path}/app.zbus", str(place))
+    made = restore(f"{tmp_path}/app.zbus", str(place), replace=True)
+
+    assert made.replaced is not None
+    assert Path(f"{made.replaced}{left}").read_bytes() == b"of another log"
+    assert everything(place) == everything(log)
+    assert verify(str(place)).problems == []
+
+
+def test_a_replaced_log_is_moved_aside_whole_and_can_be_opened_there(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    opened = SqliteLog(str(log))
+    fill(opened, 10)
+    set_cursor(opened, "billing", 9_005)
+    opened.close(10.0)
+    newer = everything(log)
+
+    made = restore(f"{tmp_path}/app.zbus", str(log), replace=True)
+
+    assert (made.cut, made.replaced_head) == (EVENTS, EVENTS + 10)
+    assert everything(log)["head"] == EVENTS
+    assert everything(log)["cursors"][0][1] == 8_000
+    assert made.replaced is not None
+    SqliteLog(made.replaced).close(5.0)
+    assert everything(Path(made.replaced)) == newer
+
+
+def test_a_restore_that_ends_halfway_never_leaves_a_log_of_mixed_files(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    opened = SqliteLog(str(log))
+    fill(opened, 10)
+    set_cursor(opened, "billing", 9_005)
+    opened.close(10.0)
+    outcomes: set[object] = set()
+    rename, replace = Path.rename, Path.replace
+    for at in range(1, 20):
+        place = tmp_path / f"place-{at}"
+        place.mkdir()
+        for side in ("", "-head", "-cursors"):
+            shutil.copyfile(f"{log}{side}", place / f"app.db{side}")
+        left = at
+
+        def move(self: Path, target: object, how: Callable[..., Path]) -> Path:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError("stop here")
+            return how(self, target)
+
+        monkeypatch.setattr(Path, "rename", lambda self, target: move(self, target, rename))
+        monkeypatch.setattr(Path, "replace", lambda self, target: move(self, target, replace))
+        try:
+            restore(f"{tmp_path}/app.zbus", str(place / "app.db"), replace=True)
+            whole = True
+        except OSError:
+            whole = False
+        monkeypatch.undo()
+        try:
+            SqliteLog(str(place / "app.db")).close(5.0)
+            found = everything(place / "app.db")
+            outcomes.add((found["head"], found["cursors"][0][1]))
+        except LogDamaged:
+            outcomes.add("refused")
+        if whole:
+            break
+
+    assert outcomes == {(EVENTS + 10, 9_005), "refused", (EVENTS, 8_000)}
+
+
+def test_a_log_that_a_process_owns_is_not_replaced(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    opened = SqliteLog(str(log))
+    try:
+        with pytest.raises(LogLocked):
+            restore(f"{tmp_path}/app.zbus", str(log), replace=True)
+        assert fill(opened, 1) == EVENTS + 1
+    finally:
+        opened.close(5.0)
+    assert parts(tmp_path, ".app") == []
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_backup_is_restored_up_to_an_offset_or_a_time(log: Path, tmp_path: Path, by_time: bool) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    at = datetime.fromtimestamp((START_NS + 5_000 * STEP_NS) // 10**9, UTC) if by_time else 5_000
+
+    made = restore(f"{tmp_path}/app.zbus", f"{tmp_path}/early.db", at=at)
+
+    found = everything(tmp_path / "early.db")
+    assert (made.cut, found["head"]) == (5_000, 5_000)
+    assert found["events"] == everything(log)["events"][:5_000]
+    assert found["cursors"][0][1] == 5_000  # it had acknowledged all of them
+    assert verify(f"{tmp_path}/early.db").problems == []
+    opened = SqliteLog(f"{tmp_path}/early.db")
+    try:
+        assert opened.cursors.claim("billing", ["shop/**"], 0).offset == 5_000
+        assert fill(opened, 5_000) == 10_000  # across a block that was sealed in the log, and is sealed here again
+    finally:
+        opened.close(10.0)
+    assert verify(f"{tmp_path}/early.db").problems == []
+
+
+def test_an_offset_that_the_log_does_not_have_is_refused(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+
+    with pytest.raises(ConfigInvalid, match="offset 9001 is not in the file of the log"):
+        restore(f"{tmp_path}/app.zbus", f"{tmp_path}/new.db", at=EVENTS + 1)
+
+    assert parts(tmp_path, "new.db") == parts(tmp_path, ".new.db") == []
+
+
+# Forks.
+
+
+@pytest.mark.parametrize("source", ["app.db", "app.zbus"])
+def test_a_fork_is_another_log_without_cursors(log: Path, tmp_path: Path, source: str) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    was = SqliteLog(str(log))
+    ids = {each.id for each in was.lineage.incarnations}
+    log_id = was.log_id
+    was.close(5.0)
+
+    made = fork(f"{tmp_path}/{source}", f"{tmp_path}/try.db", at=6_000)
+
+    found = everything(tmp_path / "try.db")
+    assert (made.cut, found["head"], found["cursors"], found["positions"]) == (6_000, 6_000, [], {})
+    assert found["events"] == everything(log)["events"][:6_000]
+    opened = SqliteLog(f"{tmp_path}/try.db")
+    try:
+        assert opened.log_id == made.log_id != log_id
+        assert not ids & {each.id for each in opened.lineage.incarnations}
+        assert fill(opened, 10) == 6_010
+    finally:
+        opened.close(5.0)
+    assert verify(f"{tmp_path}/try.db").problems == []
+
+
+async def test_a_fork_cannot_be_opened_with_a_transport_until_it_is_promoted(log: Path, tmp_path: Path) -> None:
+    fork(str(log), f"{tmp_path}/try.db", at=100)
+    settings = {"mode": "peer", "listen": ["tcp/127.0.0.1:0"]}
+
+    async with zbus.open(f"{tmp_path}/try.db") as bus:  # embedded
+        seen = [event.offset async for event in bus.replay("**")]
+        with pytest.raises(ConfigInvalid, match="is a fork"):
+            await bus.switch_transport(f"zmq://?registry={tmp_path}/registry", overlap_s=0)
+    with pytest.raises(ConfigInvalid, match=r"is a fork.*zbus log promote"):
+        async with zbus.open(f"{tmp_path}/try.db", **settings):
+            pass
+    await asyncio.to_thread(promote, f"{tmp_path}/try.db")
+    async with zbus.open(f"{tmp_path}/try.db", **settings) as bus:
+        assert await bus.head() == 100
+    with pytest.raises(ConfigInvalid, match="is not a fork"):
+        promote(f"{tmp_path}/try.db")
+
+    assert seen == list(range(1, 101))
+
+
+def test_a_fork_of_a_log_in_use_leaves_it_alone(log: Path, tmp_path: Path) -> None:
+    opened = SqliteLog(str(log))
+    try:
+        fork(str(log), f"{tmp_path}/try.db")
+        assert fill(opened, 5) == EVENTS + 5
+        with pytest.raises(ConfigInvalid, match="exists already"):
+            fork(str(log), f"{tmp_path}/try.db")
+    finally:
+        opened.close(5.0)
+    assert everything(tmp_path / "try.db")["head"] == EVENTS
+
+
+def test_a_cursor_of_a_log_is_not_valid_in_its_fork(log: Path, tmp_path: Path) -> None:
+    fork(str(log), f"{tmp_path}/try.db", at=8_500)
+    Path(f"{tmp_path}/try.db-cursors").write_bytes(Path(f"{log}-cursors").read_bytes())
+    opened = SqliteLog(f"{tmp_path}/try.db")
+    try:
+        with pytest.raises(CursorError, match="from another log"):
+            opened.cursors.claim("billing", ["shop/**"], 0)
+    finally:
+        opened.close(5.0)
+
+
+# The cold tier.
+
+
+@pytest.fixture
+def tiered(log: Path) -> Path:
+    """A log whose first 6,000 events are only in its cold tier."""
+    offload(log, 3_000, 6_000).close()
+    opened = SqliteLog(str(log))
+    opened.prune(Rules(until=6_000, ignore_cursors=True))
+    opened.close(10.0)
+    return log
+
+
+def test_a_backup_in_a_folder_includes_the_cold_tier(tiered: Path, tmp_path: Path) -> None:
+    make_backup(str(tiered), f"{tmp_path}/kept/")
+    opened = SqliteLog(str(tiered))
+    fill(opened, 1_000)
+    opened.close(10.0)
+    offload(tiered, 8_000).close()
+
+    made = make_backup(str(tiered), f"{tmp_path}/kept/")
+    restore(f"{tmp_path}/kept", f"{tmp_path}/again.db")
+
+    assert (made.path, made.cut) == (f"{tmp_path}/kept", EVENTS + 1_000)
+    assert verify_backup(f"{tmp_path}/kept").problems == []
+    again = everything(tmp_path / "again.db")
+    assert (again["low_water"], len(again["events"])) == (0, EVENTS + 1_000)
+    assert again == everything(tiered)
+
+
+def test_a_backup_in_one_file_has_no_place_for_a_cold_tier(tiered: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="end the target with a slash"):
+        make_backup(str(tiered), f"{tmp_path}/app.zbus")
+    assert not (tmp_path / "app.zbus").exists()
+
+
+def test_a_missing_file_of_the_cold_tier_is_reported(tiered: Path, tmp_path: Path) -> None:
+    make_backup(str(tiered), f"{tmp_path}/kept/")
+    gone = next((tmp_path / "kept" / "log.db-cold").rglob("*.parquet"))
+    gone.unlink()
+
+    assert any(str(gone) in problem for problem in verify_backup(f"{tmp_path}/kept").problems)
+
+
+@pytest.mark.parametrize("source", ["app.db", "kept"])
+def test_a_fork_reads_the_cold_tier_as_its_own(tiered: Path, tmp_path: Path, source: str) -> None:
+    make_backup(str(tiered), f"{tmp_path}/kept/")
+
+    fork(f"{tmp_path}/{source}", f"{tmp_path}/try.db", at=7_000)
+
+    assert everything(tmp_path / "try.db")["events"] == everything(tiered)["events"][:7_000]
+    shutil.rmtree(f"{tiered}-cold")
+    assert len(everything(tmp_path / "try.db")["events"]) == 7_000
+
+
+def test_a_segment_of_the_cold_tier_is_not_divided(log: Path, tmp_path: Path) -> None:
+    offload(log, 8_000).close()
+    opened = SqliteLog(str(log))
+    opened.prune(Rules(until=2_000))
+    opened.close(10.0)
+
+    with pytest.raises(ConfigInvalid, match="choose an offset from 8000 on"):
+        fork(str(log), f"{tmp_path}/try.db", at=5_000)
+    assert fork(str(log), f"{tmp_path}/try.db", at=8_000).cut == 8_000
+
+
+def test_a_copy_up_to_an_offset_has_the_tables_of_a_log_that_ends_there(log: Path, tmp_path: Path) -> None:
+    make_log(tmp_path / "short.db", 5_000)
+
+    LogCopy(str(log), str(tmp_path / "copy.db")).rows(until=5_000)
+
+    found, wanted = tables(tmp_path / "copy.db"), tables(tmp_path / "short.db")
+    for name in ("events", "keys", "blocks", "by_key", "runs", "publishers", "losses"):
+        assert found[name] == wanted[name], name
