@@ -38,9 +38,10 @@ from zbus.util.run_id import inherit
 
 from .cold.tier import Cold
 from .file.chain import digest_at
-from .file.database import log_errors, make_engine, snapshot, transaction
+from .file.database import log_errors, make_engine, reading_errors, snapshot, transaction
 from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
+from .file.manifest import ColdDamaged
 from .file.tables import (
     SEALED_UNTIL,
     check_is_log,
@@ -48,9 +49,11 @@ from .file.tables import (
     get_epoch,
     get_head,
     get_low_water,
+    get_state,
     origin_of,
     prepare,
     set_epoch,
+    set_state,
 )
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
@@ -421,10 +424,12 @@ class SqliteLog:
         known = self._record.current
         if not existed and known is not None and known.head > 0 and not accept_loss:
             raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
-        with log_errors(self.path):
+        with reading_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
             state = self._compare(known, accept_loss)
+            if accept_loss:
+                self._accept_missing_tier()
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
             after = max(state.head, lost)
             begun = new_incarnation(after + 1)
@@ -448,7 +453,7 @@ class SqliteLog:
             self._cursor_ttl_s,
             self._dedup_s,
         )
-        with log_errors(self.path):
+        with reading_errors(self.path):
             self._writer = Writer(
                 self.path,
                 self._connection,
@@ -458,7 +463,17 @@ class SqliteLog:
                 begun,
                 periodic,
                 self._rules.every_events,
+                self._is_whole,
             )
+
+    def _is_whole(self, first: int, last: int) -> bool:
+        """Return whether no event from one offset to another is damaged, so that an index of them can be trusted."""
+        engine = make_engine(self.path, read_only=True)  # its own: the log may be closing
+        try:
+            reader = SqliteReader(self.path, engine)
+            return reader.check(max(first, reader.low_water() + 1), last) is None
+        finally:
+            engine.dispose()
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
@@ -496,6 +511,16 @@ class SqliteLog:
         path = self.path
         record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
         return self._begin_epoch(known, head)
+
+    def _accept_missing_tier(self) -> None:
+        """Continue without the cold tier if it lacks events that were moved to it."""
+        try:
+            self._cold.check_holds(get_state(self._writing).offloaded_until)
+        except ColdDamaged as error:
+            reason, path, head = str(error), self.path, get_head(self._writing)
+            record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
+            with transaction(self._writing):
+                set_state(self._writing, offloaded_until=0)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:
         """Start a new epoch after a loss. Reserved offsets are never assigned again."""

@@ -103,6 +103,13 @@ class NameLocks:
             with closing(NameLock(fd, path)):
                 return not _lock(fd, fcntl.LOCK_SH)
 
+    def any(self) -> bool:
+        """Return whether a name was ever locked, and its file not removed."""
+        try:
+            return any(True for _ in self._folder.iterdir())
+        except OSError:
+            return False
+
     def remove(self, name: str) -> None:
         """Remove the file of a lock that the caller holds. A file that stays is used again."""
         with suppress(OSError):

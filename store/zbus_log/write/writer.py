@@ -31,7 +31,9 @@ from zbus.ports.lineage import Incarnation
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus.util.run_id import inherit
+from zbus_log.file.block_index import store_checksums
 from zbus_log.file.chain import Chain
+from zbus_log.file.checksum import NamedKey, key_number
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
@@ -100,6 +102,7 @@ class Writer:
         incarnation: Incarnation,
         periodic: Callable[[], None] | None,
         periodic_events: int = BLOCK,
+        is_whole: Callable[[int, int], bool] = lambda _first, _last: True,
     ) -> None:
         self.path, self._connection, self._record = path, connection, head_record
         self._synchronous = synchronous
@@ -107,6 +110,7 @@ class Writer:
         assert state is not None
         self.head, self._state = state.head, state
         self._next = start_after + 1
+        self._opened_at, self._is_whole = start_after, is_whole  # whether events that were there before are not damaged
         self._tailed = start_after  # the tail has received every event up to this offset
         self._periodic, self._periodic_events = periodic, periodic_events
         self._periodic_at = self.head  # the head when it last ran
@@ -115,7 +119,7 @@ class Writer:
         self.chain: Chain | None = None  # from the first commit at the latest
         self._leaves = b""  # of the last rows that were encoded
         self._unrecorded: LogError | None = None  # why the head record is behind the log
-        self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
+        self._key_ids = Memo[str, NamedKey](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
         self._stopped: LogWriterFailed | None = None  # never raised itself: its traceback would keep rows for good
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
@@ -396,10 +400,15 @@ class Writer:
                 "INSERT INTO keys (key) SELECT value FROM json_each(?1) WHERE value NOT IN (SELECT key FROM keys)",
                 (names,),
             )
+            # The index of keys, which is searched, and their table, which readers use, must agree.
             found = self._connection.exec_driver_sql(
-                "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
-            )
-            added: dict[str, int] = dict(found.all())
+                "SELECT found.key, found.id, stored.key FROM keys AS found LEFT JOIN keys AS stored"
+                " ON stored.id = found.id WHERE found.key IN (SELECT value FROM json_each(?1))",
+                (names,),
+            ).all()
+            added = {name: NamedKey(id_, key_number(name)) for name, id_, stored in found if stored == name}
+            if not added.keys() | known.keys() >= used:
+                raise LogDamaged(self.path, "the table of keys is damaged")
             known |= added
             leaves: list[bytes] = []
             for part in parts:
@@ -503,10 +512,13 @@ class Writer:
         block = self._sealed + 1
         bounds = (block, block * BLOCK, block * BLOCK + BLOCK - 1)
         digest = (self.chain or self._begin()).of_block(block)
+        # Events that this process has stored need not be read again.
+        provable = max(1, bounds[1]) > self._opened_at or self._is_whole(bounds[1], min(bounds[2], self._opened_at))
         with self._synchronizing("NORMAL"), transaction(self._connection):
             for statement in _SEAL:
                 self._connection.exec_driver_sql(statement, bounds)
             self._connection.exec_driver_sql(_SEAL_DIGEST, (block, digest))
+            store_checksums(self._connection, block, provable)
         self._sealed = block
         self._identities.sealed_until = self._sealed_until
 
