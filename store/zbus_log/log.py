@@ -340,6 +340,7 @@ class SqliteLog:
             "read_only": self.read_only,
             "synchronous": self._synchronous,
             "incarnation": f"{self.lineage.current.id:x}",
+            "checkpoint_failures": 0 if self._writer is None else self._writer.checkpoint_failures,
             "sqlite": pysqlite3.sqlite_version,
         }
 

@@ -27,6 +27,7 @@ from .checksum import NamedKey, checksum, crc32, key_number, pack_numbers
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
 _pack, _crc32 = pack_numbers, crc32
+_UNKNOWN = ("", -1)  # a key without a name: no checksum matches it
 
 _INSERT = """
 INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
@@ -160,6 +161,39 @@ class RowPage:
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
         """Return the events of this page in order, each verified by its checksum."""
+        if not self._missing and self._wanted is None and self._times is None:
+            events = self._all()
+            if events is not None:
+                return events, None, 0
+        return self._one_by_one(skip_corrupt)
+
+    def _all(self) -> list[Event] | None:
+        """Return all events, or None if one of them needs a closer look: the fastest way for the usual page."""
+        found: list[Event] = []
+        at = before = 0
+        bodies, key_name, crc32, pack = self._bodies, self._key_name, _crc32, _pack
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode_rows(self._numbers):
+            name, number = key_name(key) or _UNKNOWN
+            crc = crc32(pack(offset, publisher, sequence, published_at, number))
+            if headers_bytes:
+                encoded = bodies[at : at + headers_bytes]
+                crc = crc32(encoded, crc)
+                at += headers_bytes
+            payload = bodies[at : at + size]
+            at += size
+            if crc32(payload, crc) != stored or offset <= before:
+                return None
+            before = offset
+            if headers_bytes:
+                raw, provenance = split_headers(encoded)
+                headers = decode_headers(raw)
+                found.append(Event(publisher, sequence, published_at, name, payload, headers, offset, provenance))
+            else:
+                found.append(Event(publisher, sequence, published_at, name, payload, NO_HEADERS, offset))
+        return found
+
+    def _one_by_one(self, skip_corrupt: bool) -> tuple[list[Event], LogError | None, int]:
+        """Return the events of this page, without those of other keys and times, and what is wrong with it."""
         found: list[Event] = []
         skipped = at = before = 0
         bodies, key_name, wanted, times = self._bodies, self._key_name, self._wanted, self._times

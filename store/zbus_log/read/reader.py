@@ -352,7 +352,7 @@ class SqliteReader:
                 "SELECT first, last FROM losses WHERE first <= ? AND last > ? ORDER BY first", (covered, after)
             )
             return gaps_between(after, offsets_of(numbers), covered, [(int(first), int(last)) for first, last in lost])
-        values = values | {"until": covered}
+        values = values | {"until": covered, "limit": -1}  # the page may have ended at its limit
         listed = choice.listed.format(timed="")
         if rows == connection.exec_driver_sql(f"{listed} SELECT count(*) FROM wanted", values).scalar_one():
             return []

@@ -40,6 +40,7 @@ from zbus_log.file.incarnations import add_incarnation, new_incarnation
 from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
+from .checkpoints import WriteAheadLog
 from .commit_notifier import CommitNotifier, Notice
 from .identities import Sorted, StoredIdentities
 
@@ -126,6 +127,7 @@ class Writer:
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
         self._ended, self._closed_because = False, "is closed"
+        self._wal = WriteAheadLog(path, connection)
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
         self._gathered_bytes = 0  # of the appends that are being committed
         self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
@@ -152,6 +154,11 @@ class Writer:
         """Forget the ids of keys that were removed. Call it on the writer's thread."""
         for name in names:
             self._key_ids.pop(name, None)
+
+    @property
+    def checkpoint_failures(self) -> int:
+        """How many checkpoints failed since the log was opened."""
+        return self._wal.failures
 
     @property
     def connection(self) -> Connection:
@@ -184,6 +191,7 @@ class Writer:
         try:
             self._serve()
         finally:
+            self._wal.checkpoint()  # closing does it too, but keeps its errors to itself
             self._connection.close()
             self._attempt(self._record.close)
 
@@ -201,6 +209,7 @@ class Writer:
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     failed = _unknown(renewed(self._stopped))
                     self._notifier.now([(done, about, failed, None) for _, done, about in appends])
+                self._wal.check()
             if callable(task):
                 self._attempt(task)
             elif self.head - self._periodic_at >= self._periodic_events and self._periodic and self._inbox.empty():
