@@ -214,12 +214,10 @@ def _compare(
         wrong.append(f"{what}: {type(error).__name__}: {error}")
         return
     if got != want:
-        at = next(
-            (at for at, (one, two) in enumerate(zip(got, want, strict=False)) if one != two), min(len(got), len(want))
-        )
-        wrong.append(
-            f"{what}: {len(got)} of {len(want)}, different from {at} on: {got[at : at + 1]} {want[at : at + 1]}"[:400]
-        )
+        differ = (at for at, (one, two) in enumerate(zip(got, want, strict=False)) if one != two)
+        at = next(differ, min(len(got), len(want)))
+        one, two = str(got[at : at + 1])[:150], str(want[at : at + 1])[:150]
+        wrong.append(f"{what}: {len(got)} of {len(want)}, different from {at} on: {one}, not {two}")
 
 
 def _damage(path: Path, kind: str, chosen: random.Random) -> str:

@@ -184,7 +184,7 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_WRITER_FAILED": RecordInfo("CRITICAL", "The writer of a log stopped; the log must be reopened.", "path"),
     "LOG_CHECKPOINT_FAILED": RecordInfo(
         "ERROR",
-        "SQLite could not copy the write-ahead log into the log's file; no event is lost, but the write-ahead log grows.",
+        "SQLite could not copy the write-ahead log into the log's file. No event is lost, but it grows.",
         "path, code, reason, wal_bytes, count_total",
     ),
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),

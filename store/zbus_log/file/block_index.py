@@ -24,8 +24,8 @@ KEY_ID_MAX = 1 << 31  # above this, an id is taken to be damaged
 PROVED_MAX = 1 << 20  # blocks that a process remembers
 
 _ids = msgspec.json.Decoder(list[int]).decode
-_TEXT = "group_concat(key || ':' || offsets, char(10))"
-_INDEX = f"SELECT {_TEXT}, json_group_array(key), sum(json_array_length(offsets)) FROM by_key WHERE block = ?"
+_INDEX = "SELECT group_concat(key, ','), group_concat(offsets, '') FROM by_key WHERE block = ?"
+_COUNT = "SELECT ifnull(sum(json_array_length(offsets)), 0) FROM by_key WHERE block = ?"
 _BLOCKS = """
 SELECT block, events, bytes, published_min, published_max, digest, index_checksum, checksum
 FROM blocks WHERE block BETWEEN ? AND ? ORDER BY block
@@ -55,7 +55,9 @@ class BlockRow(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the row matches its checksum."""
         try:
-            return self.checksum is None or self.checksum == self.made_checksum
+            if self.checksum is None:  # version 0.1 sealed it
+                return isinstance(self.events, int) and self.digest is None and self.index_checksum is None
+            return self.checksum == self.made_checksum
         except (struct.error, TypeError):
             return False
 
@@ -74,7 +76,14 @@ def block_rows(connection: Connection, first: int, last: int) -> list[BlockRow]:
 
 def index_checksum(connection: Connection, block: int) -> int:
     """Return the checksum of the index of a block."""
-    return _crc(connection.exec_driver_sql(_INDEX, (block,)).one()[0])
+    return _read_index(connection, block)[1]
+
+
+def _read_index(connection: Connection, block: int) -> tuple[list[int], int]:
+    """Return the ids of the keys of a block, and the checksum of its index."""
+    found = connection.exec_driver_sql(_INDEX, (block,)).one()
+    keys, offsets = (each.encode() if isinstance(each, str) else each or b"" for each in found)
+    return _ids(b"[" + keys + b"]"), crc32(offsets, crc32(keys))
 
 
 def store_checksums(connection: Connection, block: int, provable: bool) -> None:
@@ -123,12 +132,18 @@ class ProvedBlocks:
         return at
 
     def _is_proved(self, connection: Connection, row: BlockRow) -> bool:
-        text, used, events = connection.exec_driver_sql(_INDEX, (row.block,)).one()
-        if not row.is_whole or (events or 0) != row.events:
+        if not row.is_whole:
             return False
-        if row.index_checksum is not None and row.index_checksum != _crc(text):
+        keys = self._keys
+        try:
+            ids, checksum = _read_index(connection, row.block)
+        except msgspec.DecodeError:
             return False
-        ids, keys = _ids(used), self._keys
+        if row.index_checksum is None:  # version 0.1 sealed it: at least the number of events must be right
+            if connection.exec_driver_sql(_COUNT, (row.block,)).scalar_one() != row.events:
+                return False
+        elif row.index_checksum != checksum:
+            return False
         if ids and not 0 <= min(ids) <= max(ids) <= KEY_ID_MAX:
             return False
         if ids and max(ids) >= len(keys):
@@ -139,7 +154,3 @@ class ProvedBlocks:
             for id_ in _ids(connection.exec_driver_sql(_KEYS_AGREE, (wanted,)).scalar_one()):
                 keys[id_] = 1
         return all(keys[id_] for id_ in unknown)
-
-
-def _crc(text: bytes | str | None) -> int:
-    return crc32(text.encode() if isinstance(text, str) else text or b"")

@@ -264,7 +264,7 @@ class SqliteReader:
                 raise LogTrimmed(span.after, low_water)
             after, until = span.after, head if span.until is None else min(span.until, head)
             if span.from_ns is not None or span.to_ns is not None:
-                self._check_times(connection)
+                self._check_times(connection, low_water)
             if span.from_ns is not None:
                 first = first_at(connection, span.from_ns, head)
                 self._check_before(max(first - 1 - (first - 1) % BLOCK, low_water + 1), first - 1)
@@ -274,12 +274,13 @@ class SqliteReader:
                 until = min(until, _last_at(connection, span.to_ns))
             return Span(after, until, span.from_ns, span.to_ns)
 
-    def _check_times(self, connection: Connection) -> None:
+    def _check_times(self, connection: Connection, low_water: int) -> None:
         """Raise `LogDamaged` if the times of sealed blocks, by which events are found, are damaged."""
         if file_version(connection) < LINEAGE_SINCE:
             return
         rows = block_rows(connection, 0, 1 << 62)
         damaged = [row.block for row in rows if not row.is_whole]
+        damaged += [row.block for row in rows[:1] if row.block > (low_water + 1) // BLOCK]
         damaged += [before.block for before, after in pairwise(rows) if after.block != before.block + 1]
         if damaged:
             first = int(damaged[0]) * BLOCK
