@@ -230,7 +230,7 @@ def test_a_position_without_an_incarnation_in_a_new_log_is_compared_with_the_hea
     connection.execute("UPDATE cursors SET incarnation = NULL, checksum = NULL")
     with opened(path) as log:
         log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
-        connection.execute("UPDATE cursors SET offset = 11")
+        connection.execute("UPDATE cursors SET offset = 11, checksum = NULL")
         refused(log, "worker", "11, is after the end of the log, 10")
     connection.close()
 
