@@ -79,6 +79,7 @@ def make_killed(folder: Path) -> Base:
     log = SqliteLog(str(live / "app.db"), synchronous="OFF")
     with closing(_Closing(log)):
         append(log, rows(BLOCK + 400, 200))
+        _acknowledge(log, CURSORS["first"] + 100, CURSORS["second"] + 100)
         shutil.copytree(live, folder, ignore=shutil.ignore_patterns("*-shm"))
     shutil.rmtree(live)
     return _base(folder)
@@ -118,11 +119,15 @@ def _fill(folder: Path) -> SqliteLog:
     for first in range(0, BLOCK + 400, 500):
         append(log, rows(first, min(500, BLOCK + 400 - first)))
     wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") == 1)
-    for name, offset in CURSORS.items():
+    _acknowledge(log, *CURSORS.values())
+    return log
+
+
+def _acknowledge(log: SqliteLog, *offsets: int) -> None:
+    for name, offset in zip(CURSORS, offsets, strict=True):
         lease = log.cursors.claim(name, ["**"], 0)
         log.cursors.advance(name, lease.token, offset)
         log.cursors.release(name, lease.token)
-    return log
 
 
 class _Closing:
@@ -146,11 +151,8 @@ def _base(folder: Path) -> Base:
 
 
 def _matters(name: str) -> bool:
-    """Return whether a file is damaged here: locks and shared memory have no data.
-
-    Without the write-ahead log of the cursors, subscribers receive events again, as they do after a crash.
-    """
-    return "-leases/" not in name and not name.endswith(("-shm", ".lock", "-cursors-wal"))
+    """Return whether a file has data: locks and shared memory have none that is needed."""
+    return "-leases/" not in name and not name.endswith(("-shm", ".lock"))
 
 
 def _reads(log: SqliteLog) -> list[str]:

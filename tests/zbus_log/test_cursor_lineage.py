@@ -215,7 +215,9 @@ def test_a_position_of_version_0_1_is_compared_with_the_end_of_that_version_s_ev
         for name in names:
             log.cursors.release(name, log.cursors.claim(name, ["**"], 0).token)
     connection = raw(f"{old}-cursors")
-    connection.execute("UPDATE cursors SET incarnation = NULL, checksum = NULL, offset = ? WHERE name = ?", (head + 5, names[0]))
+    connection.execute(
+        "UPDATE cursors SET incarnation = NULL, checksum = NULL, offset = ? WHERE name = ?", (head + 5, names[0])
+    )
     connection.close()
 
     with opened(old) as log:

@@ -292,6 +292,34 @@ def test_a_cursor_file_that_was_cut_is_an_error(path: Path, kept: int) -> None:
         log.close(5.0)
 
 
+@pytest.mark.parametrize("statement", ["DELETE FROM cursors", "UPDATE cursors SET offset = 600, checksum = NULL"])
+def test_a_position_that_is_gone_or_older_than_the_one_that_was_stored_is_an_error(path: Path, statement: str) -> None:
+    log = open_log(BusConfig(log=str(path)))
+    log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
+    log.close(5.0)
+    change(f"{path}-cursors", statement)
+    log = open_log(BusConfig(log=str(path)))
+    try:
+        for use in (log.cursors.list, log.cursors.lowest, lambda: log.cursors.claim("worker", ["**"], 0)):
+            with pytest.raises(CursorError, match=r"700 was stored.*--reset worker --to"):
+                use()
+        log.cursors.reset("worker", 300)
+        assert log.cursors.claim("worker", ["**"], 0).offset == 300
+    finally:
+        log.close(5.0)
+
+
+def test_a_cursor_that_is_gone_can_be_deleted(path: Path) -> None:
+    log = open_log(BusConfig(log=str(path)))
+    try:
+        log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
+        change(f"{path}-cursors", "DELETE FROM cursors")
+        log.cursors.delete("worker")
+        assert log.cursors.claim("worker", ["**"], 5).offset == 5
+    finally:
+        log.close(5.0)
+
+
 # The cold tier.
 
 

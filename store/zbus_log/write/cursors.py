@@ -42,6 +42,7 @@ from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
 from .cursor_expiry import check_not_expired, expire, forget_use, note_use, prepare_uses, uses
+from .cursor_notes import CursorNote, decode_note
 from .positions import SqlitePositions
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 NAME_MAX = 200
 RETRY_S = 0.25
 EMPTY_TIMES, EMPTY_PAUSE_S = 5, 0.02
+NOTED_TIMES = 3
 USE_NOTED = 4  # how often the use of a cursor is stored during the time after which it would expire
 
 _cursors = Table(
@@ -137,6 +139,7 @@ class SqliteCursors:
         self._locks = NameLocks(f"{log_path}-leases", beside=self.path)
         self._held: dict[tuple[str, str], _Held] = {}  # by name and token
         self._is_checked = False  # whether SQLite has checked the file
+        self._are_noted = False  # whether the rows were compared with the notes
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
@@ -161,8 +164,9 @@ class SqliteCursors:
                 if row is not None:
                     self._check(row)
                     check_not_expired(connection, name, row.offset)
-                    if (problem := self.problem(_cursor(row))) is not None:
-                        raise CursorError(name, f"{problem}. {self._advice(name)}")
+                self._check_note(decode_note(lock.noted()), None if row is None else row.offset)
+                if row is not None and (problem := self.problem(_cursor(row))) is not None:
+                    raise CursorError(name, f"{problem}. {self._advice(name)}")
                 note_use(connection, name, time.time_ns())
                 offset, stored_by = start, self._history.lineage.of(start) or 0
                 if row is not None:
@@ -173,6 +177,7 @@ class SqliteCursors:
                     .values(name=name, offset=offset, updated_at=time.time_ns(), incarnation=stored_by, **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
+            lock.note(CursorNote(name, offset, stored_by or 0).encode())
         except BaseException:
             lock.close()
             raise
@@ -217,9 +222,7 @@ class SqliteCursors:
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
-        rows, known = self._rows(), self._uses()
-        for row in rows:
-            self._check(row)
+        rows, known = self._checked_rows(), self._uses()
         return [
             _cursor(
                 row,
@@ -235,11 +238,9 @@ class SqliteCursors:
         A cursor that is beyond the offsets that its incarnation shares with this log is taken to be at their end. One
         that shares none does not count, and is reported once. Neither does one that expired.
         """
-        rows = self._rows()
+        rows = self._checked_rows()
         expired = {name for name, (_, expired_at) in self._uses().items() if expired_at is not None} if rows else ()
         held: list[Cursor] = []
-        for row in rows:
-            self._check(row)
         for cursor in [_cursor(row) for row in rows if row.name not in expired]:
             if (problem := self.problem(cursor)) is None:
                 held.append(cursor)
@@ -267,6 +268,37 @@ class SqliteCursors:
         """
         found = _problem(cursor, self._history.lineage, self._history.head())
         return None if found is not None and self._history.is_lost(cursor.offset) else found
+
+    def _checked_rows(self) -> Sequence[Row[Any]]:
+        """Return all rows. Raises `CursorError` if one is damaged or missing.
+
+        Notes are read first, because positions are stored before they are noted. What another process deletes or moves
+        in between looks like damage, but only once.
+        """
+        for attempt in range(1, NOTED_TIMES + 1):
+            notes = [] if self._of is None or self._are_noted else list(map(decode_note, self._locks.notes()))
+            rows = self._rows()
+            offsets = {row.name: row.offset for row in rows}
+            try:
+                for row in rows:
+                    self._check(row)
+                for note in notes if rows or os.path.exists(self.path) else ():  # noqa: PTH110
+                    if note is not None:
+                        self._check_note(note, offsets.get(note.name))
+            except CursorError:
+                if attempt == NOTED_TIMES:
+                    raise
+                time.sleep(EMPTY_PAUSE_S)
+            else:
+                self._are_noted = True
+                break
+        return rows
+
+    def _check_note(self, note: CursorNote | None, offset: int | None) -> None:
+        problem = None if note is None else note.problem(offset, self._history.lineage)
+        if note is not None and problem is not None:
+            reason = f"{self.path} is damaged, or was replaced by an older one: {problem}"
+            raise CursorError(note.name, f"{reason}. {self._advice(note.name)}")
 
     def _check(self, row: Row[Any]) -> None:
         """Raise `CursorError` if a row does not match its checksum."""
@@ -365,24 +397,27 @@ class SqliteCursors:
 
     def _change(self, name: str, offset: int | None) -> None:
         unknown = CursorError(name, "there is no such cursor")
-        if not any(row.name == name for row in self._rows()):  # before a lock creates a file
+        noted = {note.name for note in map(decode_note, self._locks.notes()) if note is not None}
+        if name not in noted and not any(row.name == name for row in self._rows()):  # before a lock creates a file
             raise unknown
-        with closing(self._take(name, "uses it; stop that process first")):
+        with closing(self._take(name, "uses it; stop that process first")) as lock:
+            is_noted = decode_note(lock.noted()) is not None  # then the row may be missing because of damage
             with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
+                row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
+                if row is None and not is_noted:
+                    raise unknown
                 if offset is None:
                     forget_use(connection, name)
-                    changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
+                    connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
-                    note_use(connection, name, time.time_ns())
-                    moved = update(_cursors).where(_cursors.c.name == name)
                     stored_by = self._history.lineage.of(offset) or 0
-                    row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
+                    lock.note(CursorNote(name, offset, stored_by).encode())  # first, because it may move back
+                    note_use(connection, name, time.time_ns())
                     keys = row.keys if row is not None and _is_list(row.keys) else "[]"
                     values = {"offset": offset, "updated_at": time.time_ns(), "incarnation": stored_by, "keys": keys}
-                    checksum = _checksum(name, offset, stored_by, keys)
-                    changed = connection.execute(moved.values(checksum=checksum, **values))
-            if not changed.rowcount:
-                raise unknown
+                    values["checksum"] = _checksum(name, offset, stored_by, keys)
+                    insert = upsert(_cursors).values(name=name, **values)
+                    connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
             if offset is None:
                 self._locks.remove(name)
 
@@ -427,6 +462,8 @@ class SqliteCursors:
             self._is_checked = False
         if self._connection is None:
             self._check_length()
+            if self._stat() is None:  # a new file: notes are of one that was removed
+                self._locks.clear_notes()
             connection = self._engine.connect()
             try:
                 self._check_file(connection)
@@ -542,7 +579,9 @@ class SqliteCursors:
             held = {(row.name, row.token) for row in found}
         for each, offset in pending.items():
             if each in held and each in self._held:
-                self._held[each].offset = max(offset, self._held[each].offset)
+                lease = self._held[each]
+                lease.offset = max(offset, lease.offset)
+                lease.lock.note(CursorNote(each[0], lease.offset, lineage.of(lease.offset) or 0).encode())
         for name, _ in pending.keys() - held:
             reason = "the subscription was closed, or another subscriber claimed the name"
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
