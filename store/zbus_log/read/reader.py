@@ -149,6 +149,11 @@ class Choice(NamedTuple):
     listed: str = ""  # the offsets of these events by the index, as `wanted`, to compare the page with
 
     @property
+    def is_everything(self) -> bool:
+        """Whether these are the events of all keys."""
+        return self.statement == _ALL
+
+    @property
     def page_sql(self) -> str:
         """The statement for a page."""
         return PAGE_LISTED if self.first else PAGE
