@@ -261,18 +261,19 @@ def check_rows(
     problems: list[EventCorrupt] = []
     found: dict[int, list[int]] = {}
     at = 0
-    view = memoryview(bodies)
+    crc32, pack = _crc32, _pack
     for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode_rows(numbers):
         start = at
         at += headers_bytes + size
         named = key_name(key)
-        body = view[start:at]  # the headers, then the payload: the order in which the checksum has them
+        body = bodies[start:at]  # the headers, then the payload: the order in which the checksum has them
         if named is None:
             problems.append(EventCorrupt(offset, "its key is unknown"))
         else:
-            numbers_ = offset, publisher, sequence, published_at
-            good = _crc32(body, _crc32(_pack(*numbers_, named[1]))) == stored
-            if not good and _crc32(body, _crc32(_pack(*numbers_, key))) != stored:  # version 0.1 used the id
+            good = crc32(body, crc32(pack(offset, publisher, sequence, published_at, named[1]))) == stored
+            if not good:  # version 0.1 used the id
+                good = crc32(body, crc32(pack(offset, publisher, sequence, published_at, key))) == stored
+            if not good:
                 problems.append(EventCorrupt(offset, "its checksum does not match"))
         if key in found:
             found[key].append(offset)

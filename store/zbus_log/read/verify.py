@@ -33,13 +33,11 @@ _CHOSEN = "SELECT * FROM events WHERE offset BETWEEN :first AND :last ORDER BY o
 _PAGE = PAGE.format(chosen=_CHOSEN)
 _BY_KEY = "SELECT json_group_object(key, json(offsets)) FROM by_key WHERE block = ?"
 _RUNS = "SELECT publisher, first_sequence, last_sequence FROM runs WHERE block = ?1"
-_MADE_RUNS = (
-    "SELECT publisher, min(sequence), max(sequence) FROM events"
+# What sealing stores about a block, by publisher.
+_MADE = (
+    "SELECT publisher, min(sequence), max(sequence), count(*), sum(length(payload)), min(published_at),"
+    " max(published_at) FROM events"
     f" WHERE offset BETWEEN ?1 * {BLOCK} AND ?1 * {BLOCK} + {BLOCK - 1} GROUP BY publisher"
-)
-_MADE_BLOCK = (
-    "SELECT count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) FROM events"
-    f" WHERE offset BETWEEN ?1 * {BLOCK} AND ?1 * {BLOCK} + {BLOCK - 1}"
 )
 _PUBLISHERS = """
 SELECT count(*) FROM (SELECT publisher, min(block) AS first, max(block) AS last, max(last_sequence) AS sequence
@@ -205,11 +203,13 @@ class _Events:
                 )
 
     def _check_sums(self, row: BlockRow, where: str) -> None:
-        ask = self._connection.exec_driver_sql
-        made: Any = ask(_MADE_BLOCK, (row.block,)).one()
-        if tuple(made) != row[1:5]:
+        made = self._connection.exec_driver_sql(_MADE, (row.block,)).all()
+        events, size = sum(each[3] for each in made), sum(each[4] for each in made)
+        times = (min(each[5] for each in made), max(each[6] for each in made)) if made else (None, None)
+        if (events, size, *times) != row[1:5]:
             self._problems.append(f"the row of {where} in the table of blocks does not match their events")
-        if sorted(map(tuple, ask(_MADE_RUNS, (row.block,)))) != sorted(map(tuple, ask(_RUNS, (row.block,)))):
+        runs = self._connection.exec_driver_sql(_RUNS, (row.block,))
+        if sorted(tuple(each[:3]) for each in made) != sorted(map(tuple, runs)):
             self._problems.append(f"the sequences of {where} in the table of runs do not match their events")
 
 
