@@ -41,10 +41,11 @@ from zbus.util.run_id import inherit
 from .backup.make import make_backup
 from .cold.tier import Cold
 from .file.chain import digest_at
-from .file.database import find_damage, log_errors, make_engine, snapshot, transaction
+from .file.database import find_damage, log_errors, make_engine, reading_errors, snapshot, transaction
 from .file.fork_mark import read_mark
 from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
+from .file.manifest import ColdDamaged
 from .file.tables import (
     SEALED_UNTIL,
     check_is_log,
@@ -52,9 +53,11 @@ from .file.tables import (
     get_epoch,
     get_head,
     get_low_water,
+    get_state,
     origin_of,
     prepare,
     set_epoch,
+    set_state,
 )
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
@@ -366,6 +369,7 @@ class SqliteLog:
             "read_only": self.read_only,
             "synchronous": self._synchronous,
             "incarnation": f"{self.lineage.current.id:x}",
+            "checkpoint_failures": 0 if self._writer is None else self._writer.checkpoint_failures,
             "sqlite": pysqlite3.sqlite_version,
         }
 
@@ -452,10 +456,12 @@ class SqliteLog:
             raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
         if self._record.copied_from is not None and existed and not accept_loss:
             self._check_copy(self._record)
-        with log_errors(self.path):
+        with reading_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
             state = self._compare(known, accept_loss)
+            if accept_loss:
+                self._accept_missing_tier()
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
             after = max(state.head, lost)
             begun = new_incarnation(after + 1)
@@ -480,7 +486,7 @@ class SqliteLog:
             self._cursor_ttl_s,
             self._dedup_s,
         )
-        with log_errors(self.path):
+        with reading_errors(self.path):
             self._writer = Writer(
                 self.path,
                 self._connection,
@@ -490,6 +496,7 @@ class SqliteLog:
                 begun,
                 periodic,
                 self._rules.every_events,
+                self._is_whole,
             )
 
     def _check_copy(self, record: HeadRecord) -> None:
@@ -507,6 +514,15 @@ class SqliteLog:
             )
             is_short = known is not None and 0 < found.head < known.head
             raise LogDamaged(self.path, reason, (found.head + 1, known.head) if known and is_short else None)
+
+    def _is_whole(self, first: int, last: int) -> bool:
+        """Return whether no event from one offset to another is damaged, so that an index of them can be trusted."""
+        engine = make_engine(self.path, read_only=True)  # its own: the log may be closing
+        try:
+            reader = SqliteReader(self.path, engine)
+            return reader.check(max(first, reader.low_water() + 1), last) is None
+        finally:
+            engine.dispose()
 
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
@@ -544,6 +560,16 @@ class SqliteLog:
         path = self.path
         record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
         return self._begin_epoch(known, head)
+
+    def _accept_missing_tier(self) -> None:
+        """Continue without the cold tier if it lacks events that were moved to it."""
+        try:
+            self._cold.check_holds(get_state(self._writing).offloaded_until)
+        except ColdDamaged as error:
+            reason, path, head = str(error), self.path, get_head(self._writing)
+            record_reason("LOG_TRUNCATED", logging.WARNING, code="log_truncated", reason=reason, path=path, head=head)
+            with transaction(self._writing):
+                set_state(self._writing, offloaded_until=0)
 
     def _begin_epoch(self, known: Head, head: int) -> Head:
         """Start a new epoch after a loss. Reserved offsets are never assigned again."""

@@ -72,7 +72,8 @@ class Pruner:
             return Step(0, True)
         # Each step plans again, because sizes are estimates and cursors move.
         target, held_by = plan(self._connection, rules, self._writer().head, self._cursors.lowest(), now_ns)
-        removed, more = trim_step(self._connection, target, self._dedup_s)
+        offloaded_until = rules.until or 0 if rules.offloaded else 0
+        removed, more = trim_step(self._connection, target, self._dedup_s, offloaded_until)
         self._unused.events_removed(removed)
         return Step(removed, more, held_by)
 

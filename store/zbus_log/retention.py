@@ -12,7 +12,7 @@ from zbus.util.renamed import renamed_arguments
 
 from .file.chain import keep_leaves
 from .file.database import free_pages, transaction
-from .file.tables import BLOCK, SEALED_UNTIL, get_low_water
+from .file.tables import BLOCK, SEALED_UNTIL, get_low_water, get_state, set_state
 from .write import removed_identities
 
 STEP = 4096
@@ -36,6 +36,7 @@ class Rules(NamedTuple):
     max_events: int | None = None
     ignore_cursors: bool = False  # whether events that a durable subscription has not acknowledged may be removed too
     until: int | None = None  # events up to this offset may be removed, whatever the other rules say
+    offloaded: bool = False  # whether the cold tier has the events up to `until`, so that it is missed if it is gone
 
     @property
     def every_events(self) -> int:
@@ -75,10 +76,10 @@ def plan(
     return target, None
 
 
-def trim_step(connection: Connection, target: int, dedup_s: float = 0.0) -> tuple[int, bool]:
+def trim_step(connection: Connection, target: int, dedup_s: float = 0.0, offloaded_until: int = 0) -> tuple[int, bool]:
     """Remove the oldest events, at most `STEP`. Returns how many, and whether any had to be removed.
 
-    Their identities are remembered for `dedup_s` seconds.
+    Their identities are remembered for `dedup_s` seconds. The cold tier has the events up to `offloaded_until`.
     """
     low = get_low_water(connection)
     if low >= target:
@@ -89,7 +90,8 @@ def trim_step(connection: Connection, target: int, dedup_s: float = 0.0) -> tupl
     with transaction(connection):
         keep_leaves(connection, until)
         removed_identities.remember(connection, until, dedup_s)
-        connection.exec_driver_sql("UPDATE state SET low_water = ?", (until,))
+        in_tier = max(get_state(connection).offloaded_until, min(until, offloaded_until))
+        set_state(connection, low_water=until, offloaded_until=in_tier)
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.
         newest = connection.exec_driver_sql("SELECT ifnull(max(block), 0) FROM blocks").scalar_one()

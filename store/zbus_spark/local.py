@@ -21,9 +21,10 @@ import adbc_driver_sqlite
 import pyarrow as pa
 from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
 
-from zbus.errors import LogError, LogTrimmed
+from zbus.errors import EventCorrupt, LogError, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports.log import Span
+from zbus_log.file.rows import gaps_between
 from zbus_log.read.reader import Choice, SqliteReader, readable
 
 from .columns import PAYLOAD_BYTES, Columns
@@ -80,7 +81,8 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield all events of a planned span in order, in batches with the requested columns.
 
-    Raises `LogTrimmed` if retention removed a part of the span, unless `fail_on_data_loss` is False.
+    Raises `LogTrimmed` if retention removed a part of the span, and `EventCorrupt` if an event is missing from a read
+    of all keys, unless `fail_on_data_loss` is False.
     """
     assert span.until is not None
     _check_not_open(path)
@@ -93,11 +95,26 @@ def batches(
                     raise LogTrimmed(span.after, low_water)
                 span = span._replace(after=low_water)
                 continue
+            covered = page[-1].column("offset")[-1].as_py() if page else span.until
+            if fail_on_data_loss and choice.is_everything and span.from_ns is None and span.to_ns is None:
+                _check_complete(connection, page, span.after, covered)
             for batch in page:
                 yield columns.batch(batch, names)
             if not page:
                 return
-            span = span._replace(after=page[-1].column("offset")[-1].as_py())
+            span = span._replace(after=covered)
+
+
+def _check_complete(connection: AdbcConnection, page: list[pa.RecordBatch], after: int, covered: int) -> None:
+    """Raise `EventCorrupt` if a page of all events lacks one that was not accepted as lost."""
+    if sum(batch.num_rows for batch in page) == covered - after:
+        return
+    with _query(connection, "SELECT first, last FROM losses", BATCH_ROWS[1]) as found:
+        lost = [(row["first"], row["last"]) for batch in found for row in batch.to_pylist()]
+    offsets = [offset for batch in page for offset in batch.column("offset").to_pylist()]
+    missing = gaps_between(after, offsets, covered, lost)
+    if missing:
+        raise EventCorrupt(missing[0][0], "it is missing")
 
 
 def _check_not_open(path: str) -> None:

@@ -21,10 +21,10 @@ from zbus.errors import ConfigInvalid, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus_log.cold.merge import may_match
-from zbus_log.cold.tier import Cold
+from zbus_log.cold.tier import Cold, check_holds
 from zbus_log.file.database import log_errors
 from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load
-from zbus_log.file.tables import get_epoch, get_low_water, origin_of
+from zbus_log.file.tables import get_state, origin_of
 from zbus_log.read.reader import readable
 
 from .columns import HEADER, PAYLOAD_BYTES, RAW, SCHEMA, schema_of
@@ -65,12 +65,15 @@ def read(
     schema = every if columns is None else schema_of(columns, chosen.raw)
     folder = _folder(chosen, cold)
     manifest = _load_manifest(spark, folder)
-    chosen, origin, low_water = _identify(chosen)
-    if low_water > manifest.last:  # trimmed since the manifest was read, or never offloaded: read it again
+    chosen, origin, low_water, offloaded_until = _identify(chosen)
+    if (
+        max(low_water, offloaded_until) > manifest.last
+    ):  # trimmed since the manifest was read, or never offloaded: read it again
         manifest = _load_manifest(spark, folder)
     if manifest.epoch and origin_of(bytes.fromhex(manifest.epoch)) != origin:
         reason = f"the tier belongs to another log than {origin:x}, or that log began a new epoch after a loss"
         raise ColdDamaged(f"{folder}/{NAME}", reason, advice="Name the folder of this log's own tier")
+    check_holds(manifest, folder, offloaded_until)
     span, fail = chosen.span, chosen.fail_on_data_loss
     segments = [segment for segment in manifest.segments if _overlaps(segment, span)]
     explicit_start = bool(chosen.start_offset)  # otherwise read from the first event that is left
@@ -162,18 +165,21 @@ def _load_manifest(spark: SparkSession, folder: str) -> Manifest:
     return load(Path(folder) / NAME, bytes(found[0].content))
 
 
-def _identify(options: ReadOptions) -> tuple[ReadOptions, int, int]:
-    """Return the options with the log's origin if it is remote, the origin, and the low-water mark."""
+def _identify(options: ReadOptions) -> tuple[ReadOptions, int, int, int]:
+    """Return the options with the log's origin if it is remote, the origin, the low-water mark, and the last offset
+    that a local log has moved to its tier.
+    """
     if options.remote:
         from .remote import RemoteLog  # imported here, because most reads need no transport
 
         with RemoteLog(options.path, options.origin, options.timeout_s) as log:
             origin, _, low_water = log.describe()
-        return options.model_copy(update={"origin": origin}), origin, low_water
+        return options.model_copy(update={"origin": origin}), origin, low_water, 0
     engine = readable(options.path)
     try:
         with log_errors(options.path), engine.connect() as connection:
-            return options, origin_of(get_epoch(connection)), get_low_water(connection)
+            state = get_state(connection)
+            return options, origin_of(state.epoch), state.low_water, state.offloaded_until
     finally:
         engine.dispose()
 

@@ -37,7 +37,9 @@ def rewrite(path: Path, offset: int, column: int, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [(7, b"other"), (7, None), (4, 5), (1, None), (9, 1), (8, 99), (6, b"\x81\xa1h\xa1v")], ids=str
+    ("column", "value"),
+    [(7, b"other"), (7, None), (4, 5), (1, None), (9, 1), (1, "shop/other"), (6, b"\x81\xa1h\xa1v")],
+    ids=str,
 )
 def test_an_event_that_fails_its_checksum_is_reported_and_skipped_on_request(
     log_path: Path, column: int, value: Any

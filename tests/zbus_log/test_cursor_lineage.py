@@ -215,7 +215,9 @@ def test_a_position_of_version_0_1_is_compared_with_the_end_of_that_version_s_ev
         for name in names:
             log.cursors.release(name, log.cursors.claim(name, ["**"], 0).token)
     connection = raw(f"{old}-cursors")
-    connection.execute("UPDATE cursors SET incarnation = NULL, offset = ? WHERE name = ?", (head + 5, names[0]))
+    connection.execute(
+        "UPDATE cursors SET incarnation = NULL, checksum = NULL, offset = ? WHERE name = ?", (head + 5, names[0])
+    )
     connection.close()
 
     with opened(old) as log:
@@ -227,12 +229,12 @@ def test_a_position_of_version_0_1_beside_a_log_that_it_never_opened_is_refused(
         append(log, [row(n) for n in range(10)])
         claimed(log, "worker", 10)
     connection = raw(f"{path}-cursors")
-    connection.execute("UPDATE cursors SET incarnation = NULL")
+    connection.execute("UPDATE cursors SET incarnation = NULL, checksum = NULL")
     with opened(path) as log:
         refused(log, "worker", "10, is from another log")
-        connection.execute("UPDATE cursors SET offset = 11")
+        connection.execute("UPDATE cursors SET offset = 11, checksum = NULL")
         refused(log, "worker", "11, is after the end of the log, 10")
-        connection.execute("UPDATE cursors SET offset = 0")
+        connection.execute("UPDATE cursors SET offset = 0, checksum = NULL")
         log.cursors.release("worker", log.cursors.claim("worker", ["**"], 0).token)
     connection.close()
 

@@ -582,7 +582,7 @@ def test_a_cursors_file_of_the_first_version_gets_leases_and_keeps_its_positions
     assert {owner for _, owner in before.values()} == {None}
     assert lease.offset == offset
     assert after == {each: at for each, (at, _) in before.items()} | {name: offset + 1}
-    assert columns(path)[-2:] == ["token", "incarnation"]
+    assert columns(path)[-3:] == ["token", "incarnation", "checksum"]
 
 
 # A file that is removed or replaced

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import gc
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -350,3 +351,17 @@ def test_workers_do_not_scan_all_modules_for_garbage_after_each_task() -> None:
 
     assert min(counts) > 10_000
     assert gc.get_freeze_count() == 0, "the garbage collector of the user's process is unchanged"
+
+
+def test_an_event_that_is_missing_is_an_error_that_names_it(shop: Path, tmp_path: Path) -> None:
+    log = tmp_path / "app.db"
+    for suffix in ("", "-head"):
+        shutil.copyfile(f"{shop}{suffix}", f"{log}{suffix}")
+    connection = pysqlite3.connect(str(log), isolation_level=None)
+    connection.execute("DROP TRIGGER events_are_not_deleted")
+    connection.execute("DELETE FROM events WHERE offset = 1234")
+    connection.close()
+
+    with pytest.raises(ZbusError, match="offset 1234 is corrupt"), spark_errors():
+        load(log).collect()
+    assert load(log, failOnDataLoss="false").count() == 2999

@@ -182,6 +182,11 @@ RECORDS: dict[str, RecordInfo] = {
         "WARNING", "The end of a log is missing; it continues in a new epoch.", "path, head, code, reason"
     ),
     "LOG_WRITER_FAILED": RecordInfo("CRITICAL", "The writer of a log stopped; the log must be reopened.", "path"),
+    "LOG_CHECKPOINT_FAILED": RecordInfo(
+        "ERROR",
+        "SQLite could not copy the write-ahead log into the log's file. No event is lost, but it grows.",
+        "path, code, reason, wal_bytes, count_total",
+    ),
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
     "LOG_CLOCK_JUMPED": RecordInfo(
         "WARNING",
@@ -275,6 +280,7 @@ CODES: dict[str, str] = {
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
     "cursor_expired": "A durable subscription was not used for `cursor_ttl_s`.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
+    "checkpoint_failed": "The write-ahead log of the log could not be copied into its file.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",
     "old_requests_left": "The folder of an older zbus holds write requests that were never executed.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-import zlib
 from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ from zbus.observe.records import record_reason
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
 from zbus.wire.provenance import split_headers
+from zbus_log.file.checksum import checksum, key_number, pack_numbers
 from zbus_log.file.manifest import NAME, ColdDamaged, Manifest, Segment, load, save
 
 from .merge import Merge
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MERGES_KEPT_MAX = 8  # for replays that resume where they stopped; each holds some megabytes
 
-_pack = struct.Struct("<qqqqq").pack  # the first part of a checksum: see rows.py
-_crc32 = zlib.crc32
 _EVERYTHING = KeySet.all()
 
 
@@ -65,6 +63,10 @@ class Cold:
             except OSError as error:
                 raise ColdDamaged(str(self.path), f"the manifest cannot be read: {error}") from error
             return self._manifest
+
+    def check_holds(self, offloaded_until: int) -> None:
+        """Raise `ColdDamaged` if the tier does not reach the offset up to which the log's events were moved to it."""
+        check_holds(self.manifest(), str(self.folder), offloaded_until)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -185,6 +187,20 @@ class Cold:
         return batches, covered
 
 
+def check_holds(manifest: Manifest, folder: str, offloaded_until: int) -> None:
+    """Raise `ColdDamaged` if a tier does not reach the offset up to which the log's events were moved to it."""
+    if manifest.last >= offloaded_until:
+        return
+    found = f"the cold tier ends at offset {manifest.last}" if manifest.segments else "the cold tier is missing"
+    raise ColdDamaged(
+        folder,
+        f"{found}, but the log's events up to offset {offloaded_until} were moved to it",
+        (manifest.last + 1, offloaded_until),
+        "Restore the folder, or name the one to which it was moved (cold_dir). To continue without its events, open "
+        "the log once with accept_loss=True",
+    )
+
+
 class ColdPage:
     """A page of the tier, as Arrow batches. `events` decodes it, on the caller's thread."""
 
@@ -207,12 +223,13 @@ class ColdPage:
                 columns["headers_raw"].to_pylist(),
                 strict=True,
             )
+            key_numbers = [None if name is None else key_number(name) for name in names]
             for offset, publisher, sequence, published_at, key_id, stored, name, payload, encoded in rows:
                 try:
-                    crc = _crc32(_pack(offset, publisher, sequence, published_at, key_id))
-                    if encoded:
-                        crc = _crc32(encoded, crc)
-                    good = _crc32(payload, crc) == stored and name is not None
+                    numbers_ = offset, publisher, sequence, published_at
+                    good = checksum(pack_numbers(*numbers_, key_numbers[name]), encoded, payload) == stored
+                    if not good:  # version 0.1 stored it
+                        good = checksum(pack_numbers(*numbers_, key_id), encoded, payload) == stored
                 except (struct.error, TypeError):  # a value is null
                     good = False
                 if not good:

@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import shutil
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from weakref import WeakSet
 
 import pysqlite3
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NoResultFound
 from sqlalchemy.pool import NullPool, QueuePool
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterFailed
+from zbus.util.malformed import MALFORMED
 from zbus.util.process import on_fork
 
 # Older versions lose commits when two connections write and checkpoint (the WAL-reset bug).
@@ -176,7 +178,18 @@ def log_errors(path: str, writing: bool = False) -> Iterator[None]:
         raise as_log_error(path, error, writing) from error
 
 
+@contextmanager
+def reading_errors(path: str) -> Iterator[None]:
+    """Map the errors of SQLite, and those of values that have another type or form than they were stored with."""
+    try:
+        with log_errors(path):
+            yield
+    except _MALFORMED as error:
+        raise LogDamaged(path, f"it contains a malformed value ({type(error).__name__}: {error})") from error
+
+
 SQLITE_ERRORS = (DBAPIError, pysqlite3.Error)
+_MALFORMED = (*MALFORMED, TypeError, ValueError, OverflowError, struct.error, NoResultFound)
 
 
 def as_log_error(path: str, error: Exception, writing: bool) -> LogError:

@@ -77,9 +77,7 @@ class HeadRecord:
             data = self._load(data, log_path, accept_loss)
             boot = boot_id().encode()[:36]
             # With durability "os", a power cut may remove the newest events, and the newest state of this record.
-            self.power_was_cut = (
-                any(data[16:24]) and data[_RELAXED_AT] == 1 and data[_BOOT_AT : _BOOT_AT + len(boot)] != boot
-            )
+            self.power_was_cut = _power_was_cut(data)
             self.copied_from = _copied_from(data, log_path, boot)
             owner = _OWNER.pack(os.getpid())
             start = _MAGIC.ljust(16, b"\0") + owner + boot.ljust(_RELAXED_AT - _BOOT_AT, b"\0")
@@ -205,12 +203,27 @@ def _checksum_of_file(device: int, inode: int, size: int, path: bytes) -> int:
 
 def read_record(log_path: str) -> Head | None:
     """Return the head record of a log without owning it, or None if it does not exist."""
-    try:
-        data = Path(f"{log_path}-head").read_bytes()
-    except FileNotFoundError:
-        return None
+    data = _read(log_path)
     found = _newest(data, log_path)
     return None if found is None else found[0]
+
+
+def may_lack_newest(log_path: str) -> bool:
+    """Return whether a power cut may have removed the newest events of the log, as durability 'os' permits."""
+    data = _read(log_path)
+    return bool(data) and _power_was_cut(data)
+
+
+def _read(log_path: str) -> bytes:
+    try:
+        return Path(f"{log_path}-head").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _power_was_cut(data: bytes) -> bool:
+    boot = boot_id().encode()[:36]
+    return any(data[16:24]) and data[_RELAXED_AT] == 1 and data[_BOOT_AT : _BOOT_AT + len(boot)] != boot
 
 
 def _newest(data: bytes, log_path: str) -> tuple[Head, int] | None:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from zbus.keys import KeySet
 from zbus.util.memo import Memo
 
+from .checksum import key_number
 from .key_condition import Condition, condition_of
 
 NAMES_KEPT_MAX = 200_000
@@ -56,11 +57,11 @@ class KeyTable:
     """Shared by the threads that read. An id is never used for another key, so cached entries stay valid."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, int]] = {}  # with the number of each key in checksums
         self._matching = Memo[tuple[str, ...], Matching](SETS_KEPT_MAX)
         self._lock = threading.Lock()
 
-    def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, str]:
+    def learn(self, connection: Connection, ids: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Return the keys of at least these ids. A page keeps the result until it is decoded."""
         names, ids = self._names, set(ids)
         unknown = [id_ for id_ in ids if id_ not in names]
@@ -69,7 +70,8 @@ class KeyTable:
             unknown = list(ids)
         if unknown:
             wanted = msgspec.json.encode(unknown).decode()
-            names.update(_decode(connection.exec_driver_sql(_BY_ID, (wanted,)).scalar_one()))
+            found = _decode(connection.exec_driver_sql(_BY_ID, (wanted,)).scalar_one())
+            names.update({id_: (name, key_number(name)) for id_, name in found})
         return names
 
     def matching(self, connection: Connection, keys: KeySet) -> Matching:

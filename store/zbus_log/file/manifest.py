@@ -7,6 +7,7 @@ readers see either the old or the new one, even after a crash.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -108,12 +109,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 class _Versioned(msgspec.Struct):
     version: int
+    checksum: int | None = None  # CRC-32 of the manifest as compact JSON without it; None in files of version 0.1
 
 
 def load(path: Path, data: bytes) -> Manifest:
     """Decode and check a manifest. Raises `ColdDamaged` with `path` if it is invalid."""
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
+        read = msgspec.json.decode(data, type=_Versioned)
+        version = read.version
         if version > VERSION:
             raise ColdDamaged(
                 str(path), f"the tier has version {version}, but this zbus reads up to {VERSION}", advice="Upgrade zbus"
@@ -121,6 +124,8 @@ def load(path: Path, data: bytes) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except MALFORMED as error:
         raise ColdDamaged(str(path), f"the manifest is malformed: {error}") from error
+    if read.checksum is not None and read.checksum != zlib.crc32(msgspec.json.encode(manifest)):
+        raise ColdDamaged(str(path), "the manifest does not match its checksum")
     check(manifest, path)
     return manifest
 
@@ -135,7 +140,8 @@ def check(manifest: Manifest, path: Path) -> None:
 def save(path: Path, manifest: Manifest) -> None:
     """Replace the manifest atomically. Returns once it is on disk."""
     check(manifest, path)
-    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    compact = msgspec.json.encode(manifest)
+    data = msgspec.json.format(compact[:-1] + b',"checksum":%d}' % zlib.crc32(compact), indent=1)
     write_atomically(path, data, path.with_name(f".{NAME}.{os.getpid()}"), durable=True)
 
 

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from zbus.errors import LogError
 
+NOTE_BYTES = 2048
 RETRIES, RETRY_S = 5, 0.002  # `is_held` of another process locks the file briefly
 
 
@@ -34,6 +35,15 @@ class NameLock:
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except OSError:
             return False
+
+    def note(self, data: bytes) -> None:
+        """Store a note in the file of the lock, if this user may write it."""
+        with suppress(OSError):
+            os.pwrite(self._fd, data.ljust(NOTE_BYTES), 0)
+
+    def noted(self) -> bytes:
+        """Return the note."""
+        return os.pread(self._fd, NOTE_BYTES, 0)
 
     def close(self) -> None:
         """Release the name. Calling it again has no effect."""
@@ -87,7 +97,10 @@ class NameLocks:
             self._folder.chmod(mode | (mode & 0o444) >> 2)
 
     def _open(self, path: Path) -> NameLock:
-        fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # a file of another user, which can be locked nevertheless
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
         with suppress(PermissionError):  # a file of another user
             os.fchmod(fd, self._folder.stat().st_mode & 0o666)
         return NameLock(fd, path)
@@ -102,6 +115,25 @@ class NameLocks:
                 return False
             with closing(NameLock(fd, path)):
                 return not _lock(fd, fcntl.LOCK_SH)
+
+    def notes(self) -> list[bytes]:
+        """Return the notes of all names."""
+        with suppress(OSError):
+            return [each.read_bytes() for each in self._folder.iterdir()]
+        return []
+
+    def clear_notes(self) -> None:
+        """Remove the notes of all names."""
+        with suppress(OSError):
+            for each in self._folder.iterdir():
+                os.truncate(each, 0)
+
+    def any(self) -> bool:
+        """Return whether a name was ever locked, and its file not removed."""
+        try:
+            return any(True for _ in self._folder.iterdir())
+        except OSError:
+            return False
 
     def remove(self, name: str) -> None:
         """Remove the file of a lock that the caller holds. A file that stays is used again."""

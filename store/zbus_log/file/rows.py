@@ -8,24 +8,26 @@ whole batch in a single step, on another core, while Python continues.
 
 from __future__ import annotations
 
-import struct
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from zbus.errors import EventCorrupt, LogError
 from zbus.event import Event
 from zbus.headers import NO_HEADERS, decode_headers
+from zbus.keys import KeySet
 from zbus.ports.log import Row
 from zbus.wire.provenance import join_headers, split_headers
 
 from .chain import pack_leaves
+from .checksum import NamedKey, checksum, crc32, key_number, pack_numbers
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
-_pack = struct.Struct("<qqqqq").pack
-_crc32 = zlib.crc32
+_pack, _crc32 = pack_numbers, crc32
+_UNKNOWN = ("", -1)  # a key without a name: no checksum matches it
 
 _INSERT = """
 INSERT INTO events (offset, publisher, sequence, published_at, key, checksum, headers, payload)
@@ -54,9 +56,11 @@ SELECT json_group_array(json_array(offset, publisher, sequence, published_at, ke
        group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), ''),
        json_group_array(DISTINCT key), count(*), max(offset),
        (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water) FROM state),
-       (SELECT low_water FROM state)
+       (SELECT low_water FROM state), NULL, NULL
 FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
+# The same for events that are looked up, with the number and the last one of those that the index names in `wanted`.
+PAGE_LISTED = PAGE.replace("NULL, NULL", "(SELECT count(*) FROM wanted), (SELECT max(offset) FROM wanted)")
 
 
 # The statement that stores some rows, its parameters, and the leaves of the rows: see `chain`.
@@ -84,18 +88,18 @@ def split_rows(rows: Sequence[Row], bytes_max: int) -> Sequence[Sequence[Row]]:
     return parts
 
 
-def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> EncodedRows:
+def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, NamedKey]) -> EncodedRows:
     """Return the statement that stores `rows` at the offsets from `first` on, its parameters, and their leaves."""
     bodies = [b"\x00", *[row.payload for row in rows]]  # never empty, because substr of an empty blob is NULL
     at = 2  # after the first byte; substr counts from one
     numbers: list[tuple[int, ...]] = []
     stored: dict[int, bytes] = {}  # headers with the provenance, by index
     for offset, row in enumerate(rows, first):
-        key, payload = key_ids[row.key], row.payload
+        (key, number), payload = key_ids[row.key], row.payload
         publisher, sequence, published_at, headers = row.publisher_id, row.sequence, row.published_at, row.headers
         if row.provenance is not None:
             headers = join_headers(headers, row.provenance)
-        crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+        crc = _crc32(_pack(offset, publisher, sequence, published_at, number))
         if headers:
             stored[offset - first] = headers
             crc = _crc32(headers, crc)
@@ -116,7 +120,7 @@ def encode_rows(rows: Sequence[Row], first: int, key_ids: Mapping[str, int]) -> 
 def is_encodable(rows: Sequence[Row]) -> bool:
     """Return whether rows can be stored: whether their numbers are in range and their other fields have the types."""
     try:
-        encode_rows(rows, 1, {row.key: len(row.key.encode()) for row in rows})
+        encode_rows(rows, 1, {row.key: NamedKey(1, key_number(row.key)) for row in rows})
         return all(isinstance(row.publisher_id, int) and isinstance(row.sequence, int) for row in rows)
     except Exception:
         return False
@@ -133,7 +137,10 @@ def encode_comparison(rows: Sequence[Row], offsets: Iterable[int]) -> tuple[str,
 
 
 class RowPage:
-    """A page as SQLite returned it. `events` decodes it, on the caller's thread."""
+    """A page as SQLite returned it. `events` decodes it, on the caller's thread.
+
+    Every event is verified before it is left out, so that a damaged one is never taken for one of another key or time.
+    """
 
     def __init__(
         self,
@@ -141,39 +148,173 @@ class RowPage:
         bodies: bytes,
         covered: int,
         low_water: int,
-        key_name: Callable[[int], str | None],
-        unwanted: Collection[int] = (),
+        key_name: Callable[[int], tuple[str, int] | None],
+        *,
+        missing: Sequence[tuple[int, int]] = (),
+        wanted: KeySet | None = None,
+        times: tuple[int, int] | None = None,
     ) -> None:
         self._numbers, self._bodies, self._key_name = numbers, bodies, key_name
-        self._unwanted = unwanted  # ids of keys without a name here, whose events are left out
+        self._missing = missing  # ranges of offsets that should be in this page, in order
+        self._wanted, self._times = wanted, times  # if set, events of other keys and times are left out
         self.covered, self.low_water = covered, low_water
 
     def events(self, skip_corrupt: bool = False) -> tuple[list[Event], LogError | None, int]:
         """Return the events of this page in order, each verified by its checksum."""
+        if not self._missing and self._wanted is None and self._times is None:
+            events = self._all()
+            if events is not None:
+                return events, None, 0
+        return self._one_by_one(skip_corrupt)
+
+    def _all(self) -> list[Event] | None:
+        """Return all events, or None if one of them needs a closer look: the fastest way for the usual page."""
         found: list[Event] = []
-        skipped = at = 0
-        bodies, key_name = self._bodies, self._key_name
-        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode(self._numbers):
-            crc = _crc32(_pack(offset, publisher, sequence, published_at, key))
+        at = before = 0
+        bodies, key_name, crc32, pack = self._bodies, self._key_name, _crc32, _pack
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode_rows(self._numbers):
+            name, number = key_name(key) or _UNKNOWN
+            crc = crc32(pack(offset, publisher, sequence, published_at, number))
             if headers_bytes:
                 encoded = bodies[at : at + headers_bytes]
-                crc = _crc32(encoded, crc)
+                crc = crc32(encoded, crc)
                 at += headers_bytes
             payload = bodies[at : at + size]
             at += size
-            name = key_name(key)
-            if name is None or _crc32(payload, crc) != stored:
-                if key in self._unwanted:
-                    continue
-                if not skip_corrupt:
-                    reason = "its key is unknown" if name is None else "its checksum does not match"
-                    return found, EventCorrupt(offset, reason), skipped
-                skipped += 1
-                continue
+            if crc32(payload, crc) != stored or offset <= before:
+                return None
+            before = offset
             if headers_bytes:
                 raw, provenance = split_headers(encoded)
                 headers = decode_headers(raw)
                 found.append(Event(publisher, sequence, published_at, name, payload, headers, offset, provenance))
             else:
                 found.append(Event(publisher, sequence, published_at, name, payload, NO_HEADERS, offset))
+        return found
+
+    def _one_by_one(self, skip_corrupt: bool) -> tuple[list[Event], LogError | None, int]:
+        """Return the events of this page, without those of other keys and times, and what is wrong with it."""
+        found: list[Event] = []
+        skipped = at = before = 0
+        bodies, key_name, wanted, times = self._bodies, self._key_name, self._wanted, self._times
+        gaps = deque(self._missing)
+        by_id = False  # whether the last event has a checksum of version 0.1
+        unwanted: dict[int, bool] = {}
+        for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode_rows(self._numbers):
+            if gaps and offset > gaps[0][0]:
+                first, last = gaps.popleft()
+                if not skip_corrupt:
+                    return found, _missing(first, last), skipped
+                skipped += last - first + 1
+            start = at
+            at += headers_bytes + size
+            named = key_name(key)
+            number = key if by_id or named is None else named[1]
+            crc = _crc32(_pack(offset, publisher, sequence, published_at, number))
+            if headers_bytes:
+                encoded = bodies[start : start + headers_bytes]
+                payload = bodies[start + headers_bytes : at]
+                crc = _crc32(encoded, crc)
+            else:
+                payload = bodies[start:at]
+            if _crc32(payload, crc) != stored or named is None or offset <= before:
+                reason = "its key is unknown"
+                if named is not None:
+                    reason = "its checksum does not match"
+                    other = _pack(offset, publisher, sequence, published_at, named[1] if by_id else key)
+                    if checksum(other, bodies[start : start + headers_bytes], payload) == stored:
+                        by_id, reason = not by_id, ""
+                    if offset <= before:
+                        reason = "it is out of order"
+                if reason:
+                    if not skip_corrupt:
+                        return found, EventCorrupt(offset, reason), skipped
+                    skipped += 1
+                    continue
+            assert named is not None
+            before, name = offset, named[0]
+            if times is not None and not times[0] <= published_at <= times[1]:
+                continue
+            if wanted is not None:
+                leave_out = unwanted.get(key)
+                if leave_out is None:
+                    leave_out = unwanted[key] = name not in wanted
+                if leave_out:
+                    continue
+            if headers_bytes:
+                raw, provenance = split_headers(encoded)
+                headers = decode_headers(raw)
+                found.append(Event(publisher, sequence, published_at, name, payload, headers, offset, provenance))
+            else:
+                found.append(Event(publisher, sequence, published_at, name, payload, NO_HEADERS, offset))
+        for first, last in gaps:
+            if not skip_corrupt:
+                return found, _missing(first, last), skipped
+            skipped += last - first + 1
         return found, None, skipped
+
+
+def check_rows(
+    numbers: bytes, bodies: bytes, key_name: Callable[[int], tuple[str, int] | None]
+) -> tuple[list[EventCorrupt], dict[int, list[int]]]:
+    """Verify the events of a page. Returns an error for each that is corrupt, and the offsets of all by key."""
+    problems: list[EventCorrupt] = []
+    found: dict[int, list[int]] = {}
+    at = 0
+    crc32, pack = _crc32, _pack
+    for offset, publisher, sequence, published_at, key, stored, headers_bytes, size in _decode_rows(numbers):
+        start = at
+        at += headers_bytes + size
+        named = key_name(key)
+        body = bodies[start:at]  # the headers, then the payload: the order in which the checksum has them
+        if named is None:
+            problems.append(EventCorrupt(offset, "its key is unknown"))
+        else:
+            good = crc32(body, crc32(pack(offset, publisher, sequence, published_at, named[1]))) == stored
+            if not good:  # version 0.1 used the id
+                good = crc32(body, crc32(pack(offset, publisher, sequence, published_at, key))) == stored
+            if not good:
+                problems.append(EventCorrupt(offset, "its checksum does not match"))
+        if key in found:
+            found[key].append(offset)
+        else:
+            found[key] = [offset]
+    return problems, found
+
+
+def _decode_rows(numbers: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
+    """Decode the numbers of a page. Those of an event with a malformed value fail its checksum."""
+    try:
+        return _decode(numbers)
+    except msgspec.ValidationError:
+        rows = msgspec.json.decode(numbers, type=list[list[Any]])
+        return [
+            tuple([each if type(each) is int else -1 for each in row[:6]] + [each or 0 for each in row[6:]])
+            for row in rows
+        ]
+
+
+def offsets_of(numbers: bytes) -> list[int]:
+    """Return the offsets of the events of a page."""
+    return [row[0] for row in _decode_rows(numbers)]
+
+
+def gaps_between(
+    after: int, offsets: Iterable[int], until: int, lost: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the ranges after `after` up to `until` that are neither among ascending offsets nor accepted as lost.
+
+    >>> gaps_between(0, [1, 2, 5, 9], 12, [(3, 3), (6, 7)])
+    [(4, 4), (8, 8), (10, 12)]
+    """
+    found: list[tuple[int, int]] = []
+    known = sorted([*[(offset, offset) for offset in offsets], *lost])
+    for first, last in [*known, (until + 1, until + 1)]:
+        if after + 1 < first and after < until:
+            found.append((after + 1, min(first - 1, until)))
+        after = max(after, last)
+    return found
+
+
+def _missing(first: int, last: int) -> EventCorrupt:
+    return EventCorrupt(first, "it is missing" if first == last else f"it and the events up to {last} are missing")

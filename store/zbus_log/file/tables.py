@@ -11,9 +11,12 @@ digest of the block to `blocks`. The unsealed tail is short enough to scan.
 from __future__ import annotations
 
 import secrets
+import struct
+import zlib
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, insert, select, update
+from sqlalchemy import BLOB, INTEGER, TEXT, Column, Connection, MetaData, Table, insert
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
@@ -115,7 +118,7 @@ schemas = Table(
     sqlite_with_rowid=False,
 )
 
-# Added in version 3, with the column `blocks.digest`.
+# Added in version 3, with columns of `blocks` and `state`.
 incarnations = Table(
     "incarnations",
     MetaData(),
@@ -169,14 +172,19 @@ def _add_schemas(connection: Connection) -> None:
 
 
 def _add_lineage(connection: Connection) -> None:
-    """Add the incarnations, the digests and the removed identities, for version 3.
+    """Add the incarnations, the digests, the removed identities and more checksums, for version 3.
 
-    Earlier openings together are incarnation 0.
+    Earlier openings together are incarnation 0. Blocks that were sealed earlier have no digest and no checksums.
     """
     connection.execute(CreateTable(incarnations))
     connection.execute(CreateTable(removed))
     connection.execute(CreateTable(removed_identities))
-    connection.exec_driver_sql("ALTER TABLE blocks ADD COLUMN digest BLOB")
+    for column in ("digest BLOB", "index_checksum INTEGER", "checksum INTEGER"):
+        connection.exec_driver_sql(f"ALTER TABLE blocks ADD COLUMN {column}")
+    before = get_state(connection)
+    connection.exec_driver_sql("ALTER TABLE state ADD COLUMN offloaded_until INTEGER NOT NULL DEFAULT 0")
+    connection.exec_driver_sql("ALTER TABLE state ADD COLUMN checksum INTEGER")
+    connection.exec_driver_sql("UPDATE state SET checksum = ?", (before.checksum,))
     connection.exec_driver_sql("INSERT INTO incarnations VALUES (0, 0, 1, 0, '')")
 
 
@@ -226,9 +234,47 @@ def file_version(connection: Connection) -> int:
     return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
 
 
+class State(NamedTuple):
+    """The row of `state`. Its checksum keeps a wrong low-water mark from hiding events."""
+
+    epoch: bytes
+    low_water: int
+    offloaded_until: int = 0  # the last offset that was removed because the cold tier has it
+
+    @property
+    def checksum(self) -> int:
+        """The checksum that is stored with it."""
+        return zlib.crc32(self.epoch + struct.pack("<qq", self.low_water, self.offloaded_until))
+
+
+def get_state(connection: Connection) -> State:
+    """Return the state. Raises `LogDamaged` if it does not match its checksum."""
+    row: Any = connection.exec_driver_sql("SELECT * FROM state").first()
+    try:
+        found = State(bytes(row[0]), int(row[1])) if len(row) == 2 else State(bytes(row[0]), int(row[1]), int(row[2]))
+        if len(row) == 2 or row[3] == found.checksum:
+            return found
+    except (TypeError, ValueError, struct.error):
+        pass
+    raise LogDamaged(_path_of(connection), "the row of its table `state` is damaged")
+
+
+def set_state(connection: Connection, **changed: Any) -> None:
+    """Change the state. Call it in a transaction."""
+    found = get_state(connection)._replace(**changed)
+    connection.exec_driver_sql(
+        "UPDATE state SET epoch = ?, low_water = ?, offloaded_until = ?, checksum = ?", (*found, found.checksum)
+    )
+
+
+def _path_of(connection: Connection) -> str:
+    driver: Any = connection.connection.dbapi_connection
+    return str(driver.path)
+
+
 def get_epoch(connection: Connection) -> bytes:
     """Return the epoch: the identity of this log's offsets."""
-    return bytes(connection.execute(select(state.c.epoch)).scalar_one())
+    return get_state(connection).epoch
 
 
 def origin_of(epoch: bytes) -> int:
@@ -238,12 +284,12 @@ def origin_of(epoch: bytes) -> int:
 
 def set_epoch(connection: Connection, epoch: bytes) -> None:
     """Start a new epoch, after a loss."""
-    connection.execute(update(state).values(epoch=epoch))
+    set_state(connection, epoch=epoch)
 
 
 def get_low_water(connection: Connection) -> int:
     """Return the offset up to which retention removed every event."""
-    return int(connection.exec_driver_sql("SELECT low_water FROM state").scalar_one())
+    return get_state(connection).low_water
 
 
 def get_head(connection: Connection) -> int:

@@ -8,22 +8,27 @@ the payloads of those keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Engine
 
-from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogTrimmed
 from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
-from zbus_log.file.database import log_errors, make_engine, snapshot
+from zbus_log.file.block_index import ProvedBlocks, block_rows
+from zbus_log.file.database import make_engine, reading_errors, snapshot
+from zbus_log.file.head_record import may_lack_newest, read_record
 from zbus_log.file.key_table import KeyTable
-from zbus_log.file.rows import PAGE, SIZE, RowPage
+from zbus_log.file.rows import PAGE, PAGE_LISTED, SIZE, RowPage, gaps_between, offsets_of
 from zbus_log.file.tables import (
     BLOCK,
+    LINEAGE_SINCE,
     READABLE_SINCE,
     SEALED_UNTIL,
     VERSION,
@@ -31,6 +36,7 @@ from zbus_log.file.tables import (
     get_epoch,
     get_head,
     get_low_water,
+    get_state,
 )
 
 PAGE_BYTES_MAX = 8 * 1024 * 1024
@@ -39,6 +45,8 @@ WINDOW_MIN = 4 * BLOCK
 WINDOW_MAX = 1 << 30
 WINDOW_FILLED = 0.9  # of a page, by the events of a window
 WINDOWS_KEPT_MAX = 1000
+CHECKED = 2048  # events per page, for verification
+COMPARED_TIMES, COMPARED_PAUSE_S = 5, 0.02  # with the head record
 SCAN_SHARE = 0.2  # of all keys; above this, a scan is cheaper than looking up offsets
 
 _VALUE = re.compile(r":(\w+)")
@@ -79,20 +87,56 @@ _BY_CONDITION = {
     "by_key": "CROSS JOIN by_key ON by_key.block = blocks.block CROSS JOIN keys ON keys.id = by_key.key",
 }
 _ids = msgspec.json.Decoder(list[int]).decode
+_ALL_KEYS = KeySet.all()
 
 
 def readable(path: str) -> Engine:
-    """Return a read-only engine. Raises `ConfigInvalid` if there is no log, `LogDamaged` for another version."""
+    """Return a read-only engine. Raises `ConfigInvalid` if there is no log.
+
+    Raises `LogDamaged` for another version, or if events that the head record names are missing.
+    """
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
     engine = make_engine(path, read_only=True)
-    with log_errors(path), engine.connect() as connection:
-        version = file_version(connection)
-    if not READABLE_SINCE <= version <= VERSION:
+    try:
+        with reading_errors(path), engine.connect() as connection:
+            version = file_version(connection)
+            if not READABLE_SINCE <= version <= VERSION:
+                newer = ": upgrade zbus" if version > VERSION else ""
+                needed = f"reading needs {READABLE_SINCE} to {VERSION}{newer}"
+                raise LogDamaged(path, f"the log has version {version}, but {needed}")
+            compare_with_record(connection, path)
+    except BaseException:
         engine.dispose()
-        newer = ": upgrade zbus" if version > VERSION else ""
-        raise LogDamaged(path, f"the log has version {version}, but reading needs {READABLE_SINCE} to {VERSION}{newer}")
+        raise
     return engine
+
+
+def compare_with_record(connection: Connection, path: str) -> None:
+    """Raise `LogDamaged` if the log lacks events that were acknowledged, according to its head record.
+
+    An owner that runs commits events before it updates the record, and starts a new epoch in the log before it does so
+    in the record. So the record is read first, and a difference counts only if it stays.
+    """
+    for attempt in range(COMPARED_TIMES):
+        if attempt:
+            time.sleep(COMPARED_PAUSE_S)
+        record = read_record(path)
+        with snapshot(connection):
+            head, epoch = get_head(connection), get_epoch(connection)
+        if record is None:
+            problem = LogDamaged(path, "it has no head record, so the loss of its newest events could not be detected")
+            if not head:
+                return
+        elif record.head and record.epoch != epoch:
+            reason = "this is a different log from the one that the head record describes"
+            problem = LogDamaged(path, reason, (1, record.head))
+        elif record.head > head and not may_lack_newest(path):
+            reason = f"the log ends at offset {head}, but {record.head} was acknowledged"
+            problem = LogDamaged(path, reason, (head + 1, record.head))
+        else:
+            return
+    raise problem
 
 
 class Choice(NamedTuple):
@@ -102,6 +146,17 @@ class Choice(NamedTuple):
     values: Mapping[str, str]
     first: str = ""  # a part of the query that is evaluated first, and only once
     match: KeySet | None = None  # if set, the keys of the events must be matched again
+    listed: str = ""  # the offsets of these events by the index, as `wanted`, to compare the page with
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether these are the events of all keys."""
+        return self.statement == _ALL
+
+    @property
+    def page_sql(self) -> str:
+        """The statement for a page."""
+        return PAGE_LISTED if self.first else PAGE
 
     def page(self, statement: str, span: Span) -> str:
         """Return a statement over `{chosen}`, the complete rows of these events."""
@@ -124,38 +179,68 @@ class SqliteReader:
     def __init__(self, path: str, engine: Engine) -> None:
         self.path, self._engine = path, engine
         self._keys = KeyTable()
+        self._proved = ProvedBlocks()
+        self._checked = (0, 0)  # offsets whose events were verified before they were searched by time
         self._windows = Memo[tuple[str, ...], int](WINDOWS_KEPT_MAX)
         self._limit = LIMIT_MIN  # how many events of the current size fit into a page
 
     def head(self) -> int:
         """Return the last committed offset; 0 for an empty log."""
-        with log_errors(self.path), self._engine.connect() as connection:
+        with reading_errors(self.path), self._engine.connect() as connection:
             return get_head(connection)
 
     def low_water(self) -> int:
         """Return the offset up to which retention removed every event."""
-        with log_errors(self.path), self._engine.connect() as connection:
+        with reading_errors(self.path), self._engine.connect() as connection:
             return get_low_water(connection)
+
+    def offloaded_until(self) -> int:
+        """Return the last offset that was removed because the cold tier has it."""
+        with reading_errors(self.path), self._engine.connect() as connection:
+            return get_state(connection).offloaded_until
 
     def epoch(self) -> bytes:
         """Return the epoch: the identity of the log's offsets."""
-        with log_errors(self.path), self._engine.connect() as connection:
+        with reading_errors(self.path), self._engine.connect() as connection:
             return get_epoch(connection)
 
     def read(self, keys: KeySet, span: Span, limit: int) -> RowPage:
-        """Return the next events of `span`. The page is bounded by `limit`, by bytes, and by a window of offsets."""
-        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+        """Return the next events of `span`. The page is bounded by `limit`, by bytes, and by a window of offsets.
+
+        A page of some keys ends where the index is no longer proved. There, and after the last sealed block, a page
+        has all events, and those of other keys are left out after they were verified.
+        """
+        with reading_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            if span.after == 0:  # start at the oldest event that is left
+                span = span._replace(after=oldest_after(connection, self.path))
             choice = self._choose(connection, keys)
             if choice.statement is _ALL:
-                return self._page(connection, choice, span, limit, WINDOW_MAX)
+                return self._page(connection, choice, keys, span, limit, WINDOW_MAX)
             window = self._windows.get(keys.expressions, WINDOW_MIN)
-            page = self._page(connection, choice, span, limit, window)
+            until = span.after + window if span.until is None else min(span.until, span.after + window)
+            proved = self._proved.until(connection, span.after + 1, until)
+            if proved <= span.after:
+                rest = BLOCK - 1 - span.after % BLOCK or BLOCK  # to the end of the block of the next event
+                return self._page(connection, Choice(_ALL, {}), keys, span, limit, rest)
+            page = self._page(connection, choice, keys, span, limit, proved - span.after)
             self._windows[keys.expressions] = page.next_window(window)
             return page
 
+    def check(self, first: int, last: int) -> LogError | None:
+        """Verify the events from one offset to another, both included. Returns the first problem."""
+        after = first - 1
+        while after < last:
+            with reading_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+                page = self._page(connection, Choice(_ALL, {}), _ALL_KEYS, Span(after, last), CHECKED, WINDOW_MAX)
+            _, error, _ = page.events()
+            if error is not None or page.covered <= after:
+                return error
+            after = page.covered
+        return None
+
     def choose(self, keys: KeySet) -> Choice:
         """Return the query for the events of `keys` that are in the log now. Its events need not be matched again."""
-        with log_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+        with reading_errors(self.path), self._engine.connect() as connection, snapshot(connection):
             return self._choose(connection, keys, exact=True)
 
     def _choose(self, connection: Connection, keys: KeySet, exact: bool = False) -> Choice:
@@ -171,40 +256,63 @@ class SqliteReader:
         else:
             parts = _BY_CONDITION | {"wanted": sql, "indexed": sql}
         match = None if is_exact else keys
+        listed = _OFFSETS.format(**parts)
         if found.share > SCAN_SHARE:
-            return Choice(_SCAN.format(columns="{columns}", **parts), values, match=match)
-        return Choice(_LOOKUP, values, _OFFSETS.format(**parts), match)
+            return Choice(_SCAN.format(columns="{columns}", **parts), values, match=match, listed=listed)
+        return Choice(_LOOKUP, values, listed, match, listed)
 
     def narrow(self, span: Span) -> Span:
         """Turn times into offsets. Blocks store the times that they span, so little is scanned."""
-        with log_errors(self.path), self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN")
-            try:
-                head, low_water = get_head(connection), get_low_water(connection)
-                if 0 < span.after < low_water:
-                    raise LogTrimmed(span.after, low_water)
-                after, until = span.after, head if span.until is None else min(span.until, head)
-                if span.from_ns is not None:
-                    after = max(after, first_at(connection, span.from_ns, head) - 1)
-                if span.to_ns is not None:
-                    until = min(until, _last_at(connection, span.to_ns))
-                return Span(after, until, span.from_ns, span.to_ns)
-            finally:
-                connection.exec_driver_sql("COMMIT")
+        with reading_errors(self.path), self._engine.connect() as connection, snapshot(connection):
+            head, low_water = get_head(connection), get_low_water(connection)
+            if 0 < span.after < low_water:
+                raise LogTrimmed(span.after, low_water)
+            after, until = span.after, head if span.until is None else min(span.until, head)
+            if span.from_ns is not None or span.to_ns is not None:
+                self._check_times(connection, low_water)
+            if span.from_ns is not None:
+                first = first_at(connection, span.from_ns, head)
+                self._check_before(max(first - 1 - (first - 1) % BLOCK, low_water + 1), first - 1)
+                after = max(after, first - 1)
+            if span.to_ns is not None:
+                self._check_before(max(sealed_until(connection), low_water) + 1, head)
+                until = min(until, _last_at(connection, span.to_ns))
+            return Span(after, until, span.from_ns, span.to_ns)
 
-    def _page(self, connection: Connection, choice: Choice, span: Span, limit: int, window: int) -> _CountedPage:
-        if span.after == 0:  # start at the oldest event that is left
-            span = span._replace(after=get_low_water(connection))
+    def _check_times(self, connection: Connection, low_water: int) -> None:
+        """Raise `LogDamaged` if the times of sealed blocks, by which events are found, are damaged."""
+        if file_version(connection) < LINEAGE_SINCE:
+            return
+        rows = block_rows(connection, 0, 1 << 62)
+        damaged = [row.block for row in rows if not row.is_whole]
+        damaged += [row.block for row in rows[:1] if row.block > (low_water + 1) // BLOCK]
+        damaged += [before.block for before, after in pairwise(rows) if after.block != before.block + 1]
+        if damaged:
+            first = int(damaged[0]) * BLOCK
+            raise LogDamaged(self.path, f"the times of the events from offset {first} on are damaged")
+
+    def _check_before(self, first: int, last: int) -> None:
+        """Raise an error if an event is damaged: its time may be wrong, and a search by time would not find it."""
+        checked = self._checked
+        if not (checked[0] <= first and last <= checked[1]) and (error := self.check(first, last)) is not None:
+            raise error
+        self._checked = first, last
+
+    def _page(
+        self, connection: Connection, choice: Choice, keys: KeySet, span: Span, limit: int, window: int
+    ) -> _CountedPage:
         until = span.after + window if span.until is None else min(span.until, span.after + window)
+        timed = span.from_ns is not None or span.to_ns is not None
+        asked, span = span, Span(span.after, span.until)  # events are verified before their times are compared
         values = {**_values(span, until), **choice.values, "bytes": PAGE_BYTES_MAX}
-        page, size = choice.page(PAGE, span), choice.page(SIZE, span)
+        page, size = choice.page(choice.page_sql, span), choice.page(SIZE, span)
         requested, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit
             if limit == 1:
                 values["bytes"] = 1 << 40  # one event is always returned, however large it is
             row = connection.exec_driver_sql(page, values).one()
-            numbers, bodies, used, count, last, head, low_water = row
+            numbers, bodies, used, count, last, head, low_water, named, named_last = row
             found = 0 if count or limit == 1 else connection.exec_driver_sql(size, values).scalar_one()
             if found <= PAGE_BYTES_MAX:
                 break
@@ -214,14 +322,53 @@ class SqliteReader:
         low_water = int(low_water)
         if span.after < low_water:
             raise LogTrimmed(span.after, low_water)
-        ids = _ids(used)
-        names, unwanted = self._keys.learn(connection, ids), set[int]()
-        if choice.match is not None:
-            names = {id_: names[id_] for id_ in ids if id_ in names}
-            unwanted = {id_ for id_, name in names.items() if name not in choice.match}
-            names = {id_: name for id_, name in names.items() if id_ not in unwanted}
+        if named is not None:  # by the index: events may be missing
+            count, last, rows = named, named_last, count
+        else:
+            rows = count
         covered = last if count >= limit else max(span.after, min(until, head))
-        return _CountedPage(numbers, bodies or b"", covered, low_water, names, unwanted, span.after, count / limit)
+        return _CountedPage(
+            numbers,
+            bodies or b"",
+            covered,
+            low_water,
+            self._keys.learn(connection, _ids(used)).get,
+            span.after,
+            count / limit,
+            missing=() if rows == named else self._missing(connection, choice, values, numbers, rows, covered),
+            wanted=None if keys.unfiltered or (choice.statement is not _ALL and choice.match is None) else keys,
+            times=_times(asked) if timed else None,
+        )
+
+    def _missing(
+        self,
+        connection: Connection,
+        choice: Choice,
+        values: dict[str, Any],
+        numbers: bytes,
+        rows: int,
+        covered: int,
+    ) -> list[tuple[int, int]]:
+        """Return the ranges of offsets that are missing from a page."""
+        after = int(values["after"])
+        if choice.statement is _ALL:
+            if rows == covered - after:
+                return []
+            lost = connection.exec_driver_sql(
+                "SELECT first, last FROM losses WHERE first <= ? AND last > ? ORDER BY first", (covered, after)
+            )
+            return gaps_between(after, offsets_of(numbers), covered, [(int(first), int(last)) for first, last in lost])
+        values = values | {"until": covered, "limit": -1}  # the page may have ended at its limit
+        listed = choice.listed.format(timed="")
+        if rows == connection.exec_driver_sql(f"{listed} SELECT count(*) FROM wanted", values).scalar_one():
+            return []
+        expected = connection.exec_driver_sql(f"{listed} SELECT json_group_array(offset) FROM wanted", values)
+        return [(each, each) for each in sorted(set(_ids(expected.scalar_one())) - set(offsets_of(numbers)))]
+
+
+def _times(span: Span) -> tuple[int, int]:
+    values = _values(span, 0)
+    return values["from_ns"], values["to_ns"]
 
 
 def _values(span: Span, until: int) -> dict[str, Any]:
@@ -240,12 +387,12 @@ class _CountedPage(RowPage):
         bodies: bytes,
         covered: int,
         low_water: int,
-        names: dict[int, str],
-        unwanted: set[int],
+        key_name: Callable[[int], tuple[str, int] | None],
         after: int,
         filled: float,
+        **rest: Any,
     ) -> None:
-        super().__init__(numbers, bodies, covered, low_water, names.get, unwanted)
+        super().__init__(numbers, bodies, covered, low_water, key_name, **rest)
         self._offsets, self._filled = covered - after, filled
 
     def next_window(self, window: int) -> int:
@@ -267,6 +414,20 @@ def first_at(connection: Connection, time_ns: int, head: int) -> int:
         (time_ns,),
     ).scalar()
     return head + 1 if found is None else int(found)
+
+
+def sealed_until(connection: Connection) -> int:
+    """Return the last offset of the newest sealed block, or -1."""
+    return int(connection.exec_driver_sql(f"SELECT {SEALED_UNTIL}").scalar_one())
+
+
+def oldest_after(connection: Connection, path: str) -> int:
+    """Return the low-water mark. Raises `LogDamaged` if it is wrong, because the log has events before it."""
+    low_water = get_low_water(connection)
+    oldest = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
+    if oldest is not None and oldest <= low_water:
+        raise LogDamaged(path, f"it has an event at offset {oldest}, but its low-water mark is {low_water}")
+    return low_water
 
 
 def _last_at(connection: Connection, time_ns: int) -> int:

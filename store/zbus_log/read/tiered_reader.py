@@ -30,6 +30,7 @@ class TieredReader:
         self._file, self._cold = file, cold
         self._trimmed = 0  # the highest low-water mark of the file seen so far
         self._epoch = ""
+        self._offloaded = (0, 0)  # a low-water mark of the file, and how far events were offloaded then
         self._warned = False
 
     def low_water(self) -> int:
@@ -81,7 +82,7 @@ class TieredReader:
         """Return the offset up to which every event is lost, if the file has trimmed everything up to `low_water`."""
         if not low_water:
             return 0
-        tier = self._tier()
+        tier = self._tier(low_water)
         if not tier.segments or tier.first > low_water + 1:
             return low_water
         if tier.last < low_water:
@@ -93,15 +94,21 @@ class TieredReader:
 
     def _tier_after(self, after: int, trimmed: LogTrimmed) -> Manifest:
         """Return the tier if it continues after an offset that the file has trimmed; otherwise raise `LogTrimmed`."""
-        tier = self._tier()
+        tier = self._tier(trimmed.low_water)
         if after >= tier.last:
             raise trimmed
         if after < tier.first - 1:
             raise LogTrimmed(after, min(tier.first - 1, trimmed.low_water)) from trimmed
         return tier
 
-    def _tier(self) -> Manifest:
-        """Return the current manifest. Raises `ColdDamaged` if the tier belongs to another log."""
+    def _tier(self, low_water: int) -> Manifest:
+        """Return the current manifest, for a file that begins after `low_water`.
+
+        Raises `ColdDamaged` if the tier belongs to another log, or lacks events that were moved to it.
+        """
+        if self._offloaded[0] != low_water:
+            self._offloaded = low_water, self._file.offloaded_until()
+        self._cold.check_holds(min(low_water, self._offloaded[1]))
         tier = self._cold.manifest()
         if tier.segments and tier.epoch != self._epoch:
             self._epoch = self._file.epoch().hex()

@@ -1,26 +1,51 @@
-"""Full verification of a log: the file, every checksum and offset, its lineage, and the head record beside it."""
+"""Full verification of a log: its tables, every checksum and offset, its lineage, and the files beside it.
+
+Each block is read in one snapshot, with what the index says about it, so that an owner may write at the same time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
-from zbus.errors import LogDamaged, LogError
+from zbus.errors import ConfigInvalid, LogDamaged, LogError, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Span
+from zbus_log.cold.tier import Cold
+from zbus_log.file.block_index import UNPROVABLE, BlockRow, block_rows, index_checksum
 from zbus_log.file.chain import LEAF_BYTES, check_block
-from zbus_log.file.database import log_errors, make_engine, snapshot
+from zbus_log.file.database import make_engine, reading_errors, snapshot
 from zbus_log.file.head_record import Head, read_record
 from zbus_log.file.incarnations import read_lineage
+from zbus_log.file.key_table import KeyTable
 from zbus_log.file.old_folder import OldFolder
-from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, SEALED_UNTIL, file_version, get_epoch
+from zbus_log.file.rows import PAGE, check_rows, gaps_between
+from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, check_is_log, file_version, get_head, get_state
 
-from .reader import SqliteReader
+PAGE_BYTES = 16 * 1024 * 1024
 
-PAGE = 2048
+_CHOSEN = "SELECT * FROM events WHERE offset BETWEEN :first AND :last ORDER BY offset LIMIT :limit"
+_PAGE = PAGE.format(chosen=_CHOSEN)
+_BY_KEY = "SELECT json_group_object(key, json(offsets)) FROM by_key WHERE block = ?"
+_RUNS = "SELECT publisher, first_sequence, last_sequence FROM runs WHERE block = ?1"
+# What sealing stores about a block, by publisher.
+_MADE = (
+    "SELECT publisher, min(sequence), max(sequence), count(*), sum(length(payload)), min(published_at),"
+    " max(published_at) FROM events"
+    f" WHERE offset BETWEEN ?1 * {BLOCK} AND ?1 * {BLOCK} + {BLOCK - 1} GROUP BY publisher"
+)
+_PUBLISHERS = """
+SELECT count(*) FROM (SELECT publisher, min(block) AS first, max(block) AS last, max(last_sequence) AS sequence
+FROM runs GROUP BY publisher) AS made LEFT JOIN publishers ON publishers.publisher = made.publisher
+WHERE publishers.id IS NULL OR first_block > first OR last_block != last OR last_sequence < sequence
+"""
+_ids = msgspec.json.Decoder(list[int]).decode
+_index = msgspec.json.Decoder(dict[int, list[int]]).decode
 
 
 class Report(NamedTuple):
@@ -34,58 +59,162 @@ class Report(NamedTuple):
     warnings: tuple[str, ...] = ()  # findings beside the log that do not damage it
 
 
-def verify(path: str, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Read the whole log at `path`, beside its owner if it has one, and report every problem."""
+def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: str | Path | None = None) -> Report:
+    """Read the whole log at `path`, beside its owner if it has one, and report every problem.
+
+    `cold` is the folder of its cold tier, by default `<log>-cold`.
+    """
     problems: list[str] = []
     record = _read_record(path, problems)  # first, because an active owner writes the log before its head record
     engine = make_engine(path, read_only=True)
-    reader = SqliteReader(path, engine)
     try:
-        with log_errors(path), engine.connect() as connection:
+        with reading_errors(path), engine.connect() as connection:
+            check_is_log(connection, path)
             for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
                 if finding != b"ok":
-                    problems.append(f"SQLite: {finding.decode()}")
-            epoch = get_epoch(connection)
-            low_water = reader.low_water()
-            head = reader.head()
-            losses = [
-                (int(first), int(last))
-                for first, last in connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
-            ]
-            gaps = connection.exec_driver_sql(
-                "SELECT before, offset FROM (SELECT offset, lag(offset, 1, ?) OVER (ORDER BY offset) AS before"
-                " FROM events) WHERE offset != before + 1",
-                (low_water,),
-            ).all()
-            problems += [
-                f"offsets {before + 1} to {offset - 1} are missing"
-                for before, offset in gaps
-                if not any(first <= before + 1 and offset - 1 <= last for first, last in losses)
-            ]
-            unindexed = connection.exec_driver_sql(
-                f"SELECT count(*) FROM events WHERE offset <= {SEALED_UNTIL}"
-                " AND (key, offset) NOT IN (SELECT by_key.key, entry.value FROM by_key, json_each(offsets) AS entry)"
-            ).scalar_one()
-            if unindexed:
-                problems.append(f"{unindexed} sealed events are missing from the key index")
+                    problems.append(f"SQLite: {finding.decode(errors='replace')}")
+            with snapshot(connection):
+                state, head = get_state(connection), get_head(connection)
+            found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
+            losses = [(int(first), int(last)) for first, last in found]
             if file_version(connection) >= LINEAGE_SINCE:
                 problems += _check_lineage(connection)
-        events = _check_events(reader, low_water, head, problems, progress)
+            events = _Events(connection, losses, problems)
+            low_water = state.low_water
+            for block in range((low_water + 1) // BLOCK, head // BLOCK + 1):
+                events.check(block, low_water, head)
+                if progress is not None:
+                    progress(min(head, block * BLOCK + BLOCK - 1) - low_water, head - low_water)
+            events.finish()
     except LogError as error:
         problems.append(str(error))
         return Report(0, 0, 0, problems, [])
     finally:
         engine.dispose()
-    if record is not None and record.head and record.epoch != epoch:
+    if record is not None and record.head and record.epoch != state.epoch:
         problems.append("this is a different log from the one that the head record describes")
     elif record is not None and record.head > head:
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
+    problems += _check_cursors(path)
+    problems += _check_tier(Cold(f"{path}-cold" if cold is None else cold), state.epoch.hex(), state.offloaded_until)
     left = OldFolder(path).describe()
-    return Report(events, low_water + 1 if events else 0, head, problems, losses, () if left is None else (left,))
+    seen = events.seen
+    return Report(seen, low_water + 1 if seen else 0, head, problems, losses, () if left is None else (left,))
+
+
+class _Events:
+    """The events of a log, block by block, and what the index says about them."""
+
+    def __init__(self, connection: Connection, losses: list[tuple[int, int]], problems: list[str]) -> None:
+        self._connection, self._losses, self._problems = connection, losses, problems
+        self._keys, self._with_checksums = KeyTable(), file_version(connection) >= LINEAGE_SINCE
+        self._gaps: list[tuple[int, int]] = []
+        self._unindexed = 0
+        self.seen = 0
+
+    def check(self, block: int, low_water: int, head: int) -> None:
+        """Verify one block, in one view of the file."""
+        with snapshot(self._connection):
+            now = get_state(self._connection).low_water  # retention may run at the same time
+            first, last = max(block * BLOCK, max(low_water, now) + 1), min(block * BLOCK + BLOCK - 1, head)
+            found: dict[int, list[int]] = {}
+            after, count, known = first - 1, 0, len(self._problems)
+            while after < last:
+                problems, offsets, rows, covered = self._page(after + 1, last)
+                self._problems += [str(each).partition(";")[0] for each in problems]
+                for key, some in offsets.items():
+                    found.setdefault(key, []).extend(some)
+                after, count = covered, count + rows
+            self.seen += count
+            if count != last - first + 1 and first <= last:
+                flat = sorted([offset for some in found.values() for offset in some])
+                self._gaps += gaps_between(first - 1, flat, last, self._losses)
+            if self._with_checksums:
+                self._check_index(block, found, first == max(1, block * BLOCK), len(self._problems) == known)
+
+    def finish(self) -> None:
+        """Report what was found about several blocks together."""
+        merged: list[tuple[int, int]] = []
+        for first, last in self._gaps:
+            if merged and merged[-1][1] + 1 == first:
+                first = merged.pop()[0]
+            merged.append((first, last))
+        self._problems += [f"offsets {first} to {last} are missing" for first, last in merged]
+        if self._unindexed:
+            self._problems.append(f"{self._unindexed} sealed events are missing from the key index")
+        wrong = self._connection.exec_driver_sql(_PUBLISHERS).scalar_one()
+        if wrong:
+            self._problems.append(f"{wrong} publishers are missing from their table, or their rows are wrong")
+
+    def _page(self, first: int, last: int) -> tuple[list[Any], dict[int, list[int]], int, int]:
+        limit = BLOCK
+        while True:
+            values = {"first": first, "last": last, "limit": limit, "bytes": PAGE_BYTES if limit > 1 else 1 << 40}
+            row = self._connection.exec_driver_sql(_PAGE, values).one()
+            numbers, bodies, used, count, newest = row[:5]
+            if count or limit == 1 or not self._has_any(first, last):
+                break
+            limit //= 4
+        names = self._keys.learn(self._connection, _ids(used))
+        problems, offsets = check_rows(numbers, bodies or b"", names.get)
+        return problems, offsets, count, newest if count >= limit else last
+
+    def _has_any(self, first: int, last: int) -> bool:
+        found = self._connection.exec_driver_sql(
+            "SELECT 1 FROM events WHERE offset BETWEEN ? AND ? LIMIT 1", (first, last)
+        )
+        return found.first() is not None
+
+    def _check_index(self, block: int, found: dict[int, list[int]], is_complete: bool, is_good: bool) -> None:
+        """Compare a sealed block with its rows in the other tables. Retention may have removed a part of its events."""
+        rows, where = (
+            block_rows(self._connection, block, block),
+            f"offsets {block * BLOCK} to {block * BLOCK + BLOCK - 1}",
+        )
+        if not rows:
+            newest = self._connection.exec_driver_sql("SELECT max(block) FROM blocks").scalar()
+            if newest is not None and block < newest:
+                self._problems.append(f"the row of {where} is missing from the table of blocks")
+            return
+        row = rows[0]
+        if not row.is_whole:
+            self._problems.append(f"the row of {where} in the table of blocks is damaged")
+        known = len(self._problems) + self._unindexed
+        if is_complete:
+            self._check_offsets(row, found, where)
+        is_checked = row.index_checksum not in (None, UNPROVABLE) and len(self._problems) + self._unindexed == known
+        if is_checked and row.index_checksum != index_checksum(self._connection, block):
+            self._problems.append(f"the key index of {where} does not match its checksum")
+        if is_complete and is_good:
+            self._check_sums(row, where)
+        problem = check_block(self._connection, block)
+        if problem is not None:
+            self._problems.append(problem)
+
+    def _check_offsets(self, row: BlockRow, found: dict[int, list[int]], where: str) -> None:
+        listed = _index(self._connection.exec_driver_sql(_BY_KEY, (row.block,)).scalar_one())
+        if listed != found:
+            indexed = {(key, offset) for key, offsets in listed.items() for offset in offsets}
+            events = {(key, offset) for key, offsets in found.items() for offset in offsets}
+            self._unindexed += len(events - indexed)
+            if indexed - events:
+                self._problems.append(
+                    f"the key index of {where} names {len(indexed - events)} events that are not there"
+                )
+
+    def _check_sums(self, row: BlockRow, where: str) -> None:
+        made = self._connection.exec_driver_sql(_MADE, (row.block,)).all()
+        events, size = sum(each[3] for each in made), sum(each[4] for each in made)
+        times = (min(each[5] for each in made), max(each[6] for each in made)) if made else (None, None)
+        if (events, size, *times) != row[1:5]:
+            self._problems.append(f"the row of {where} in the table of blocks does not match their events")
+        runs = self._connection.exec_driver_sql(_RUNS, (row.block,))
+        if sorted(tuple(each[:3]) for each in made) != sorted(map(tuple, runs)):
+            self._problems.append(f"the sequences of {where} in the table of runs do not match their events")
 
 
 def _check_lineage(connection: Connection) -> Iterator[str]:
-    """Yield the problems of the incarnations, and of the digests of sealed blocks."""
+    """Yield the problems of the incarnations, and of the checksums of removed events."""
     for before, after in pairwise(read_lineage(connection).incarnations):
         if after.first < before.first:
             yield f"incarnation {after.id:x} begins at offset {after.first}, before its predecessor, at {before.first}"
@@ -95,34 +224,40 @@ def _check_lineage(connection: Connection) -> Iterator[str]:
     )
     for first, last in malformed.all():
         yield f"the checksums of the removed events {first} to {last} are malformed"
-    for block in connection.exec_driver_sql("SELECT block FROM blocks ORDER BY block").scalars().all():
-        with snapshot(connection):  # retention may run at the same time
-            problem = check_block(connection, int(block))
-        if problem is not None:
-            yield problem
 
 
-def _check_events(
-    reader: SqliteReader,
-    low_water: int,
-    head: int,
-    problems: list[str],
-    progress: Callable[[int, int], None] | None,
-) -> int:
-    everything, after, seen = KeySet.all(), low_water, 0
-    while after < head:
-        page = reader.read(everything, Span(after, head), PAGE)
-        events, error, _ = page.events()
-        seen += len(events)
-        if error is None:
+def _check_cursors(path: str) -> Iterator[str]:
+    from zbus_log.write.cursors import SqliteCursors  # imported here: it imports the reader's package
+
+    cursors = SqliteCursors(path)
+    try:
+        cursors.list()
+        if Path(cursors.path).exists():
+            cursors.positions.load()
+    except ZbusError as error:
+        yield str(error)
+    finally:
+        cursors.close(1.0)
+
+
+def _check_tier(cold: Cold, epoch: str, offloaded_until: int) -> Iterator[str]:
+    """Yield the first problem of the cold tier: its manifest, and every event of its files."""
+    try:
+        manifest = cold.manifest()
+        cold.check_holds(offloaded_until)
+        if manifest.segments:
+            manifest.check_epoch(epoch, cold.path)
+        after = max(0, manifest.first - 1)
+        while after < manifest.last:
+            page = cold.read(KeySet.all(), Span(after), BLOCK)
+            _, error, _ = page.events()
+            if error is not None:
+                raise error
             after = page.covered
-        else:
-            problems.append(str(error).partition(";")[0])
-            after = getattr(error, "offset", page.covered)
-            seen += 1
-        if progress is not None:
-            progress(after - low_water, head - low_water)
-    return seen
+    except (LogError, ConfigInvalid) as error:
+        yield str(error)
+    finally:
+        cold.close()
 
 
 def _read_record(path: str, problems: list[str]) -> Head | None:

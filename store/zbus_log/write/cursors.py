@@ -22,6 +22,7 @@ import secrets
 import shlex
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,16 +32,17 @@ from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, 
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus.errors import CursorError, LogError, ZbusError, renewed
+from zbus.errors import CursorError, LogDamaged, LogError, ZbusError, renewed
 from zbus.observe.records import record_reason
 from zbus.ports.lineage import Lineage
 from zbus.ports.log import Cursor, Lease
 from zbus.util.run_id import inherit
-from zbus_log.file.database import SharedWrites, log_errors, make_engine, transaction
+from zbus_log.file.database import SharedWrites, log_errors, make_engine, reading_errors, transaction
 from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
 from .cursor_expiry import check_not_expired, expire, forget_use, note_use, prepare_uses, uses
+from .cursor_notes import CursorNote, decode_note
 from .positions import SqlitePositions
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 NAME_MAX = 200
 RETRY_S = 0.25
+EMPTY_TIMES, EMPTY_PAUSE_S = 5, 0.02
+NOTED_TIMES = 3
 USE_NOTED = 4  # how often the use of a cursor is stored during the time after which it would expire
 
 _cursors = Table(
@@ -60,9 +64,14 @@ _cursors = Table(
     Column("owner_pid", INTEGER),  # for messages: whether the lease is held, its lock says
     Column("token", TEXT),
     Column("incarnation", INTEGER),  # NULL if version 0.1 stored the position
+    Column("checksum", INTEGER),  # of the name, the position, its incarnation and the keys; NULL as above
     sqlite_strict=True,
 )
-_ADDED = {"token": "TEXT", "incarnation": "INTEGER"}  # columns that the first versions did not have
+_ADDED = {
+    "token": "TEXT",
+    "incarnation": "INTEGER",
+    "checksum": "INTEGER",
+}  # columns that the first versions did not have
 _ADVANCE = (
     update(_cursors)
     .where(
@@ -70,7 +79,12 @@ _ADVANCE = (
         _cursors.c.token == bindparam("lease"),
         _cursors.c.offset < bindparam("position"),
     )
-    .values(offset=bindparam("position"), updated_at=bindparam("now"), incarnation=bindparam("stored_by"))
+    .values(
+        offset=bindparam("position"),
+        updated_at=bindparam("now"),
+        incarnation=bindparam("stored_by"),
+        checksum=bindparam("of_all"),
+    )
 )
 
 Done = Callable[[ZbusError | None], None]
@@ -88,6 +102,16 @@ class History(Protocol):
 
     def is_lost(self, offset: int) -> bool:
         """Whether it accepted the loss of an offset."""
+
+
+class CursorFileDamaged(LogDamaged):
+    """Raised when the file of the cursors is damaged. The log is not affected."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.reason}. Nothing was changed, and the log is not affected. Restore the file, or "
+            "remove it: then every durable subscription begins like a new one"
+        )
 
 
 @dataclass
@@ -114,6 +138,8 @@ class SqliteCursors:
         self.positions = SqlitePositions(self.path, self._engine, self._writes)
         self._locks = NameLocks(f"{log_path}-leases", beside=self.path)
         self._held: dict[tuple[str, str], _Held] = {}  # by name and token
+        self._is_checked = False  # whether SQLite has checked the file
+        self._are_noted = False  # whether the rows were compared with the notes
         self._pending: dict[tuple[str, str], int] = {}  # positions by name and token
         self._waiting: list[tuple[tuple[str, str], Done]] = []
         self._wake = threading.Condition()
@@ -130,22 +156,28 @@ class SqliteCursors:
         """
         check_name(name)
         token = secrets.token_hex(16)
-        owner = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
+        owner: dict[str, Any] = {"owner_pid": os.getpid(), "keys": json.dumps(list(keys)), "token": token}
         lock = self._take(name, "holds its lease; a durable subscription has one subscriber at a time")
         try:
             with self._writing() as connection:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 if row is not None:
+                    self._check(row)
                     check_not_expired(connection, name, row.offset)
-                    if (problem := self.problem(_cursor(row))) is not None:
-                        raise CursorError(name, f"{problem}. {self._advice(name)}")
+                self._check_note(decode_note(lock.noted()), None if row is None else row.offset)
+                if row is not None and (problem := self.problem(_cursor(row))) is not None:
+                    raise CursorError(name, f"{problem}. {self._advice(name)}")
                 note_use(connection, name, time.time_ns())
-                stored_by = self._history.lineage.of(start) or 0
+                offset, stored_by = start, self._history.lineage.of(start) or 0
+                if row is not None:
+                    offset, stored_by = row.offset, row.incarnation
+                owner["checksum"] = _checksum(name, offset, stored_by, owner["keys"])
                 connection.execute(
                     upsert(_cursors)
-                    .values(name=name, offset=start, updated_at=time.time_ns(), incarnation=stored_by, **owner)
+                    .values(name=name, offset=offset, updated_at=time.time_ns(), incarnation=stored_by, **owner)
                     .on_conflict_do_update(index_elements=["name"], set_=owner)
                 )
+            lock.note(CursorNote(name, offset, stored_by or 0).encode())
         except BaseException:
             lock.close()
             raise
@@ -190,7 +222,7 @@ class SqliteCursors:
 
     def list(self) -> Sequence[Cursor]:
         """Return every cursor, by name."""
-        rows, known = self._rows(), self._uses()
+        rows, known = self._checked_rows(), self._uses()
         return [
             _cursor(
                 row,
@@ -206,7 +238,7 @@ class SqliteCursors:
         A cursor that is beyond the offsets that its incarnation shares with this log is taken to be at their end. One
         that shares none does not count, and is reported once. Neither does one that expired.
         """
-        rows = self._rows()
+        rows = self._checked_rows()
         expired = {name for name, (_, expired_at) in self._uses().items() if expired_at is not None} if rows else ()
         held: list[Cursor] = []
         for cursor in [_cursor(row) for row in rows if row.name not in expired]:
@@ -237,6 +269,43 @@ class SqliteCursors:
         found = _problem(cursor, self._history.lineage, self._history.head())
         return None if found is not None and self._history.is_lost(cursor.offset) else found
 
+    def _checked_rows(self) -> Sequence[Row[Any]]:
+        """Return all rows. Raises `CursorError` if one is damaged or missing.
+
+        Notes are read first, because positions are stored before they are noted. What another process deletes or moves
+        in between looks like damage, but only once.
+        """
+        for attempt in range(1, NOTED_TIMES + 1):
+            notes = [] if self._of is None or self._are_noted else list(map(decode_note, self._locks.notes()))
+            rows = self._rows()
+            offsets = {row.name: row.offset for row in rows}
+            try:
+                for row in rows:
+                    self._check(row)
+                for note in notes if rows or os.path.exists(self.path) else ():  # noqa: PTH110
+                    if note is not None:
+                        self._check_note(note, offsets.get(note.name))
+            except CursorError:
+                if attempt == NOTED_TIMES:
+                    raise
+                time.sleep(EMPTY_PAUSE_S)
+            else:
+                self._are_noted = True
+                break
+        return rows
+
+    def _check_note(self, note: CursorNote | None, offset: int | None) -> None:
+        problem = None if note is None else note.problem(offset, self._history.lineage)
+        if note is not None and problem is not None:
+            reason = f"{self.path} is damaged, or was replaced by an older one: {problem}"
+            raise CursorError(note.name, f"{reason}. {self._advice(note.name)}")
+
+    def _check(self, row: Row[Any]) -> None:
+        """Raise `CursorError` if a row does not match its checksum."""
+        if row.checksum is not None and row.checksum != _checksum(row.name, row.offset, row.incarnation, row.keys):
+            reason = f"its row in {self.path} is damaged, and its position is not known"
+            raise CursorError(str(row.name), f"{reason}. {self._advice(str(row.name))}")
+
     @property
     def _history(self) -> History:
         assert self._of is not None
@@ -251,11 +320,13 @@ class SqliteCursors:
 
     def _rows(self) -> Sequence[Row[Any]]:
         if self._held:
-            with self._flushing, log_errors(self.path):
+            with self._flushing, reading_errors(self.path):
                 self._current()  # a file that was removed has the positions of this process again
         if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
             return []
-        with log_errors(self.path), self._engine.connect() as connection:
+        self._check_length()
+        with reading_errors(self.path), self._engine.connect() as connection:
+            self._check_file(connection)
             _prepare(connection)
             return connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
 
@@ -326,21 +397,27 @@ class SqliteCursors:
 
     def _change(self, name: str, offset: int | None) -> None:
         unknown = CursorError(name, "there is no such cursor")
-        if not any(row.name == name for row in self._rows()):  # before a lock creates a file
+        noted = {note.name for note in map(decode_note, self._locks.notes()) if note is not None}
+        if name not in noted and not any(row.name == name for row in self._rows()):  # before a lock creates a file
             raise unknown
-        with closing(self._take(name, "uses it; stop that process first")):
+        with closing(self._take(name, "uses it; stop that process first")) as lock:
+            is_noted = decode_note(lock.noted()) is not None  # then the row may be missing because of damage
             with log_errors(self.path), self._engine.connect() as connection, self._writes.transaction(connection):
+                row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
+                if row is None and not is_noted:
+                    raise unknown
                 if offset is None:
                     forget_use(connection, name)
-                    changed = connection.execute(delete(_cursors).where(_cursors.c.name == name))
+                    connection.execute(delete(_cursors).where(_cursors.c.name == name))
                 else:
-                    note_use(connection, name, time.time_ns())
-                    moved = update(_cursors).where(_cursors.c.name == name)
                     stored_by = self._history.lineage.of(offset) or 0
-                    values = {"offset": offset, "updated_at": time.time_ns(), "incarnation": stored_by}
-                    changed = connection.execute(moved.values(values))
-            if not changed.rowcount:
-                raise unknown
+                    lock.note(CursorNote(name, offset, stored_by).encode())  # first, because it may move back
+                    note_use(connection, name, time.time_ns())
+                    keys = row.keys if row is not None and _is_list(row.keys) else "[]"
+                    values = {"offset": offset, "updated_at": time.time_ns(), "incarnation": stored_by, "keys": keys}
+                    values["checksum"] = _checksum(name, offset, stored_by, keys)
+                    insert = upsert(_cursors).values(name=name, **values)
+                    connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
             if offset is None:
                 self._locks.remove(name)
 
@@ -373,7 +450,7 @@ class SqliteCursors:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """Run one write transaction."""
-        with self._flushing, log_errors(self.path):
+        with self._flushing, reading_errors(self.path):
             connection = self._current()
             with self._writes.transaction(connection):
                 yield connection
@@ -382,9 +459,14 @@ class SqliteCursors:
         """Return a connection to the file that is beside the log now. Call it while holding `_flushing`."""
         if self._connection is not None and not self._is_in_place():
             self._disconnect()
+            self._is_checked = False
         if self._connection is None:
+            self._check_length()
+            if self._stat() is None:  # a new file: notes are of one that was removed
+                self._locks.clear_notes()
             connection = self._engine.connect()
             try:
+                self._check_file(connection)
                 _prepare(connection)
                 self._file = self._stat()
                 if self._held:
@@ -394,6 +476,27 @@ class SqliteCursors:
                 raise
             self._connection = connection
         return self._connection
+
+    def _check_file(self, connection: Connection) -> None:
+        """Raise `LogDamaged` if SQLite finds the file damaged: a row that is gone would look like a new name.
+
+        The file is small, and it is checked once.
+        """
+        if self._is_checked:
+            return
+        found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
+        if found != ["ok"]:
+            raise CursorFileDamaged(self.path, f"SQLite says: {found[0]}")
+        self._is_checked = True
+
+    def _check_length(self) -> None:
+        """Raise `LogDamaged` if the file lost its content. A file that another process creates is empty briefly."""
+        for _ in range(EMPTY_TIMES):
+            now = None if self._is_checked else self._stat()
+            if now is None or now.st_size or not self._locks.any():
+                return
+            time.sleep(EMPTY_PAUSE_S)
+        raise CursorFileDamaged(self.path, "it is empty, but durable subscriptions were used")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -415,8 +518,10 @@ class SqliteCursors:
         held, lineage = list(self._held.items()), self._history.lineage
         with self._writes.transaction(connection):
             for (name, token), lease in held:
+                stored_by = lineage.of(lease.offset) or 0
                 values = {"offset": lease.offset, "keys": lease.keys, "owner_pid": os.getpid(), "token": token}
-                values["incarnation"] = lineage.of(lease.offset) or 0
+                values["incarnation"] = stored_by
+                values["checksum"] = _checksum(name, lease.offset, stored_by, lease.keys)
                 insert = upsert(_cursors).values(name=name, updated_at=time.time_ns(), **values)
                 if lease.lock.is_in_place:
                     connection.execute(insert.on_conflict_do_update(index_elements=["name"], set_=values))
@@ -459,28 +564,39 @@ class SqliteCursors:
     def _store(self, pending: Mapping[tuple[str, str], int]) -> set[tuple[str, str]]:
         """Store positions. Returns the leases that are still held."""
         now, lineage = time.time_ns(), self._history.lineage
-        rows = [
-            {
-                "which": name,
-                "lease": token,
-                "position": offset,
-                "now": now,
-                "stored_by": lineage.of(offset) or 0,
-            }
-            for (name, token), offset in pending.items()
-        ]
+        rows = []
+        for (name, token), offset in pending.items():
+            if (lease := self._held.get((name, token))) is not None:
+                stored_by = lineage.of(offset) or 0
+                of_all = _checksum(name, offset, stored_by, lease.keys)
+                values = {"position": offset, "now": now, "stored_by": stored_by, "of_all": of_all}
+                rows.append({"which": name, "lease": token, **values})
         with self._writing() as connection:
-            connection.execute(_ADVANCE, rows)
+            if rows:
+                connection.execute(_ADVANCE, rows)
             names = {name for name, _ in pending}
             found = connection.execute(select(_cursors.c.name, _cursors.c.token).where(_cursors.c.name.in_(names)))
             held = {(row.name, row.token) for row in found}
-        for lease, offset in pending.items():
-            if lease in held and lease in self._held:
-                self._held[lease].offset = max(offset, self._held[lease].offset)
+        for each, offset in pending.items():
+            if each in held and each in self._held:
+                lease = self._held[each]
+                lease.offset = max(offset, lease.offset)
+                lease.lock.note(CursorNote(each[0], lease.offset, lineage.of(lease.offset) or 0).encode())
         for name, _ in pending.keys() - held:
             reason = "the subscription was closed, or another subscriber claimed the name"
             record_reason("LEASE_LOST", logging.WARNING, code="lease_lost", reason=reason, durable=name)
         return held & pending.keys()
+
+
+def _checksum(name: str, offset: int, incarnation: int | None, keys: str) -> int:
+    return zlib.crc32(json.dumps([name, offset, incarnation, keys]).encode())
+
+
+def _is_list(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except ValueError:
+        return False
 
 
 def _cursor(row: Row[Any], owner: str | None = None, expired_at: int | None = None) -> Cursor:

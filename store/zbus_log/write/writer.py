@@ -31,13 +31,16 @@ from zbus.ports.lineage import Incarnation
 from zbus.ports.log import Appended, AppendResult, Committed, Refused, Row, Stored, Unknown
 from zbus.util.memo import Memo
 from zbus.util.run_id import inherit
+from zbus_log.file.block_index import store_checksums
 from zbus_log.file.chain import Chain
+from zbus_log.file.checksum import NamedKey, key_number
 from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
 from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
 from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
+from .checkpoints import WriteAheadLog
 from .commit_notifier import CommitNotifier, Notice
 from .identities import Sorted, StoredIdentities
 
@@ -100,6 +103,7 @@ class Writer:
         incarnation: Incarnation,
         periodic: Callable[[], None] | None,
         periodic_events: int = BLOCK,
+        is_whole: Callable[[int, int], bool] = lambda _first, _last: True,
     ) -> None:
         self.path, self._connection, self._record = path, connection, head_record
         self._synchronous = synchronous
@@ -107,6 +111,7 @@ class Writer:
         assert state is not None
         self.head, self._state = state.head, state
         self._next = start_after + 1
+        self._opened_at, self._is_whole = start_after, is_whole  # whether events that were there before are not damaged
         self._tailed = start_after  # the tail has received every event up to this offset
         self._periodic, self._periodic_events = periodic, periodic_events
         self._periodic_at = self.head  # the head when it last ran
@@ -115,13 +120,14 @@ class Writer:
         self.chain: Chain | None = None  # from the first commit at the latest
         self._leaves = b""  # of the last rows that were encoded
         self._unrecorded: LogError | None = None  # why the head record is behind the log
-        self._key_ids = Memo[str, int](KEYS_KEPT_MAX)
+        self._key_ids = Memo[str, NamedKey](KEYS_KEPT_MAX)
         self._identities = StoredIdentities(connection, self._sealed_until)
         self._stopped: LogWriterFailed | None = None  # never raised itself: its traceback would keep rows for good
         self._deferred: list[Notice] = []  # of the last commit, not delivered yet
         self._notifier = CommitNotifier()
         self._due = time.monotonic() + IDLE_S
         self._ended, self._closed_because = False, "is closed"
+        self._wal = WriteAheadLog(path, connection)
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
         self._gathered_bytes = 0  # of the appends that are being committed
         self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
@@ -148,6 +154,11 @@ class Writer:
         """Forget the ids of keys that were removed. Call it on the writer's thread."""
         for name in names:
             self._key_ids.pop(name, None)
+
+    @property
+    def checkpoint_failures(self) -> int:
+        """How many checkpoints failed since the log was opened."""
+        return self._wal.failures
 
     @property
     def connection(self) -> Connection:
@@ -180,6 +191,7 @@ class Writer:
         try:
             self._serve()
         finally:
+            self._wal.checkpoint()  # closing does it too, but keeps its errors to itself
             self._connection.close()
             self._attempt(self._record.close)
 
@@ -197,6 +209,7 @@ class Writer:
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     failed = _unknown(renewed(self._stopped))
                     self._notifier.now([(done, about, failed, None) for _, done, about in appends])
+                self._wal.check()
             if callable(task):
                 self._attempt(task)
             elif self.head - self._periodic_at >= self._periodic_events and self._periodic and self._inbox.empty():
@@ -399,10 +412,15 @@ class Writer:
                 "INSERT INTO keys (key) SELECT value FROM json_each(?1) WHERE value NOT IN (SELECT key FROM keys)",
                 (names,),
             )
+            # The index of keys, which is searched, and their table, which readers use, must agree.
             found = self._connection.exec_driver_sql(
-                "SELECT key, id FROM keys WHERE key IN (SELECT value FROM json_each(?1))", (names,)
-            )
-            added: dict[str, int] = dict(found.all())
+                "SELECT found.key, found.id, stored.key FROM keys AS found LEFT JOIN keys AS stored"
+                " ON stored.id = found.id WHERE found.key IN (SELECT value FROM json_each(?1))",
+                (names,),
+            ).all()
+            added = {name: NamedKey(id_, key_number(name)) for name, id_, stored in found if stored == name}
+            if not added.keys() | known.keys() >= used:
+                raise LogDamaged(self.path, "the table of keys is damaged")
             known |= added
             leaves: list[bytes] = []
             for part in parts:
@@ -506,10 +524,13 @@ class Writer:
         block = self._sealed + 1
         bounds = (block, block * BLOCK, block * BLOCK + BLOCK - 1)
         digest = (self.chain or self._begin()).of_block(block)
+        # Events that this process has stored need not be read again.
+        provable = max(1, bounds[1]) > self._opened_at or self._is_whole(bounds[1], min(bounds[2], self._opened_at))
         with self._synchronizing("NORMAL"), transaction(self._connection):
             for statement in _SEAL:
                 self._connection.exec_driver_sql(statement, bounds)
             self._connection.exec_driver_sql(_SEAL_DIGEST, (block, digest))
+            store_checksums(self._connection, block, provable)
         self._sealed = block
         self._identities.sealed_until = self._sealed_until
 

@@ -40,7 +40,7 @@ def trim(log: str | Path, cold: str | Path | None = None, **options: Any) -> Pru
         if segment.last > low_water:
             for file in segment.files:
                 _check(folder, file)
-    return prune(path, Rules(until=manifest.last), **options)
+    return prune(path, Rules(until=manifest.last, offloaded=True), **options)
 
 
 def _check(folder: Path, file: ColdFile) -> None:
