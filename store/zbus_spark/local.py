@@ -85,17 +85,18 @@ def batches(
     of all keys, unless `fail_on_data_loss` is False.
     """
     assert span.until is not None
+    until = span.until
     _check_not_open(path)
     with _adbc_errors(path), _connected(path) as connection:
         names, rows = _KeyNames(connection), BATCH_ROWS[0]
-        while span.after < span.until:
+        while span.after < until:
             page, low_water, rows = _page(connection, choice, span, columns.stored, rows)
             if low_water > span.after:
                 if fail_on_data_loss:
                     raise LogTrimmed(span.after, low_water)
                 span = span._replace(after=low_water)
                 continue
-            covered = page[-1].column("offset")[-1].as_py() if page else span.until
+            covered = int(page[-1].column("offset")[-1].as_py()) if page else until
             if fail_on_data_loss and choice.is_everything and span.from_ns is None and span.to_ns is None:
                 _check_complete(connection, page, span.after, covered)
             for batch in page:
