@@ -1,7 +1,7 @@
 """How fast is a backup compared with `cp` and fsync of the same file, and how long does a publisher wait meanwhile?
 
 Both sides of the first row copy the log while one process publishes durably at a steady rate. For the second row, the
-p99 of that publisher is measured while another process makes one full backup after the other, and alone.
+p99 of that publisher is measured while another process makes one full backup after the other, and without one.
 """
 
 from __future__ import annotations

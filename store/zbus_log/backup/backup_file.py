@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS main.{INFO} (
 
 
 class BackupInfo(NamedTuple):
-    """What a backup says about itself."""
+    """The description of a backup."""
 
     format: int
     log: str  # the path of the log

@@ -78,7 +78,7 @@ def copy_files(
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Store the manifest of a tier whose files are there."""
+    """Store the manifest of a tier whose files exist."""
     folder.mkdir(parents=True, exist_ok=True)
     save(folder / NAME, manifest)
 

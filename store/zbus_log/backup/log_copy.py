@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class Contents(NamedTuple):
-    """What a copy contains."""
+    """The content of a copy."""
 
     cut: int
     low_water: int
@@ -241,7 +241,7 @@ def _cut_publishers(target: Connection) -> None:
 
 
 def contents(path: str) -> Contents:
-    """Return what a log contains, from its file alone."""
+    """Return what a log contains, from its file only."""
     engine = readable(path)
     try:
         with log_errors(path), engine.connect() as connection, snapshot(connection):

@@ -13,7 +13,7 @@ MARK = "fork"
 
 
 class ForkMark(NamedTuple):
-    """What a fork was made of."""
+    """The log that a fork was made of."""
 
     log_id: int
     offset: int  # the last one that they have in common

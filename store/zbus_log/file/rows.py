@@ -193,7 +193,7 @@ class RowPage:
         return found
 
     def _one_by_one(self, skip_corrupt: bool) -> tuple[list[Event], LogError | None, int]:
-        """Return the events of this page, without those of other keys and times, and what is wrong with it."""
+        """Return the events of this page, without those of other keys and times, and its problem."""
         found: list[Event] = []
         skipped = at = before = 0
         bodies, key_name, wanted, times = self._bodies, self._key_name, self._wanted, self._times

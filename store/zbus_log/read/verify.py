@@ -33,7 +33,7 @@ _CHOSEN = "SELECT * FROM events WHERE offset BETWEEN :first AND :last ORDER BY o
 _PAGE = PAGE.format(chosen=_CHOSEN)
 _BY_KEY = "SELECT json_group_object(key, json(offsets)) FROM by_key WHERE block = ?"
 _RUNS = "SELECT publisher, first_sequence, last_sequence FROM runs WHERE block = ?1"
-# What sealing stores about a block, by publisher.
+# The rows that sealing stores for a block, by publisher.
 _MADE = (
     "SELECT publisher, min(sequence), max(sequence), count(*), sum(length(payload)), min(published_at),"
     " max(published_at) FROM events"
@@ -199,7 +199,7 @@ class _Events:
             self._unindexed += len(events - indexed)
             if indexed - events:
                 self._problems.append(
-                    f"the key index of {where} names {len(indexed - events)} events that are not there"
+                    f"the key index of {where} names {len(indexed - events)} events that do not exist"
                 )
 
     def _check_sums(self, row: BlockRow, where: str) -> None:
