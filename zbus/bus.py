@@ -412,7 +412,7 @@ class Bus:
             made = await bus.backup("backups/app.zbus")
             made.cut, made.added
 
-        The bus stays in use during the backup. The backup contains everything up to one offset, the cut: events, cursors,
+        The bus stays in use. The backup contains everything up to one offset, the cut: events, cursors,
         schemas, positions in other logs, and the cold tier, which needs a folder. If `target` has a backup of this log
         already, only the events since then are added. `progress` is called on a thread with the number of events that
         were copied, and of all that will be. `zbus log restore` makes a log of it.

@@ -90,7 +90,7 @@ def restore(
     """Make a log from a backup. Prints the offset after which events are missing.
 
     An existing log is only replaced with --replace, and is then moved aside, never removed. No process may use it
-    meanwhile. The log begins a new incarnation when a bus opens it: other nodes notice that it was restored.
+    then. The log begins a new incarnation when a bus opens it: other nodes notice that it was restored.
     """
     if replace and NewLog(str(log)).exists:
         confirm(f"Move {log} aside and restore {source} in its place?", yes)

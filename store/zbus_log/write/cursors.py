@@ -272,7 +272,7 @@ class SqliteCursors:
     def _checked_rows(self) -> Sequence[Row[Any]]:
         """Return all rows. Raises `CursorError` if one is damaged or missing.
 
-        Notes are read first, because positions are stored before they are noted. What another process deletes or moves
+        Notes are read first, because positions are stored before they are noted. A position that another process deletes or moves
         in between looks like damage, but only once.
         """
         for attempt in range(1, NOTED_TIMES + 1):
