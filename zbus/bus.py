@@ -418,7 +418,7 @@ class Bus:
         were copied, and of all that will be. `zbus log restore` makes a log of it.
 
         Raises `ConfigInvalid` if `target` has a backup of another history. If cancelled or failed, or if the bus is
-        closed meanwhile, an earlier backup stays as it was, and a new one is not made.
+        closed, an earlier backup stays as it was, and a new one is not made.
         """
         node = self._node
         node.check_open("back up the log")

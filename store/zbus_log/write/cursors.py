@@ -272,8 +272,8 @@ class SqliteCursors:
     def _checked_rows(self) -> Sequence[Row[Any]]:
         """Return all rows. Raises `CursorError` if one is damaged or missing.
 
-        Notes are read first, because positions are stored before they are noted. A position that another process deletes or moves
-        in between looks like damage, but only once.
+        Notes are read first, because positions are stored before they are noted. A position that another process
+        deletes or moves in between looks like damage, but only once.
         """
         for attempt in range(1, NOTED_TIMES + 1):
             notes = [] if self._of is None or self._are_noted else list(map(decode_note, self._locks.notes()))
