@@ -85,14 +85,6 @@ MUTANTS = (
         "without_a_log_and_disconnected",
         20,
     ),
-    Mutant(
-        "remembers a position before the events are stored",
-        "zbus/mesh/inbox.py",
-        "        storing.add_done_callback(remember) if storing is not None else remember()\n",
-        "        remember()\n",
-        "aimed_kills",
-        200,
-    ),
 )
 
 
