@@ -193,7 +193,7 @@ async def request_page(
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
     its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. `copies`
-    tells the log of other incarnations that are in use at the same time. Raises
+    names other incarnations of it that are in use at the same time. Raises
     `TransportError` unless the page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
