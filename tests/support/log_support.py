@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pysqlite3
 
+from zbus import BusConfig
 from zbus.ports.log import AppendResult, Row, Stored
-from zbus_log import SqliteLog
+from zbus_log import SqliteLog, open_log
 
 
 def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[int]:
@@ -19,6 +21,16 @@ def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[in
     answers: SimpleQueue[Any] = SimpleQueue()
     log.append(rows, answers.put, None)
     return list(offsets_of(answers.get(timeout=deadline_s)))
+
+
+@contextmanager
+def opened(path: str | Path, **settings: Any) -> Iterator[SqliteLog]:
+    """Open a log for the duration of a block."""
+    log = open_log(BusConfig(log=str(path), **settings))
+    try:
+        yield log
+    finally:
+        log.close(5.0)
 
 
 def offsets_of(answer: AppendResult) -> Sequence[int]:

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from log_support import append, wait_until
+from log_support import append, opened, wait_until
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, CursorError
 from zbus.ports.log import Row
-from zbus_log import Rules, SqliteLog, open_log
+from zbus_log import Rules, SqliteLog
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.02)
     return tmp_path / "app.db"
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 def fill(log: SqliteLog, events: int = 100) -> None:

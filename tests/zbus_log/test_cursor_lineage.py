@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_processes import Commands
-from log_support import append, raw
+from log_support import append, opened, raw
 from mesh_fakes import recorded
 
 import zbus
-from zbus import BusConfig
 from zbus.errors import CursorError
 from zbus.ports.log import Row
-from zbus_log import Pruned, Rules, SqliteLog, open_log
+from zbus_log import Pruned, Rules, SqliteLog
 from zbus_log.file import incarnations
 
 OLD = Path(__file__).parents[1] / "data" / "v1" / "log.db"  # of version 0.1
@@ -34,15 +31,6 @@ def _end() -> Iterator[None]:
 
 def row(sequence: int) -> Row:
     return Row(1, sequence, sequence, "a/b", b"payload-%d" % sequence, None)
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 @pytest.fixture

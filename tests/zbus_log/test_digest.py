@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_support import append, ask, raw, sealed_blocks, wait_until
+from log_support import append, ask, opened, raw, sealed_blocks, wait_until
 
-from zbus import BusConfig
 from zbus.errors import LogFull
 from zbus.ports.log import Row
-from zbus_log import Rules, SqliteLog, open_log
+from zbus_log import Rules, SqliteLog
 from zbus_log.file.chain import Chain
 from zbus_log.file.tables import BLOCK
 
@@ -31,15 +29,6 @@ def row(sequence: int, payload: bytes = b"") -> Row:
 
 def rows(first: int, last: int) -> list[Row]:
     return [row(number) for number in range(first, last + 1)]
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 def checksums(path: Path) -> dict[int, int]:

@@ -9,15 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pysqlite3
 import pytest
-from log_support import append, ask, raw, wait_until
+from log_support import append, ask, opened, raw, wait_until
 
 from zbus import BusConfig
 from zbus.errors import LogError, LogFull, LogReadOnly
@@ -67,15 +65,6 @@ print(kill_at - 1)
 
 def row(sequence: int) -> Row:
     return Row(1, sequence, sequence, "a/b", b"payload-%d" % sequence, None)
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,13 +21,13 @@ from typing import Any
 import msgspec
 import pysqlite3
 import pytest
-from log_support import append, offsets_of
+from log_support import append, offsets_of, opened
 
 from zbus import BusConfig
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogLocked, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
-from zbus_log import SqliteLog, open_log
+from zbus_log import open_log
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.head_record import _SLOT, _SLOTS_AT, owner_pid, read_record
 from zbus_log.file.tables import MIGRATIONS, VERSION
@@ -59,15 +58,6 @@ sys.stdin.read()
 
 def row(sequence: int, publisher: int = 1) -> Row:
     return Row(publisher, sequence, sequence, "a/b", b"payload-%d" % sequence, None)
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 def write(path: Path, start: int, stop: int, **more: Any) -> list[int]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from log_support import append, ask, wait_until
+from log_support import append, ask, opened, wait_until
 
 from zbus import BusConfig
 from zbus.errors import LogReadOnly, LogTrimmed
@@ -49,15 +48,6 @@ def used_bytes(path: Path) -> int:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "app.db"
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from log_support import append, ask, wait_until
+from log_support import append, ask, opened, wait_until
 
 from zbus import BusConfig
 from zbus.keys import KeySet
@@ -17,15 +15,6 @@ from zbus_log import Rules, SqliteLog, open_log, verify
 from zbus_log.file.tables import BLOCK
 
 EVERYTHING = KeySet(["**"])
-
-
-@contextmanager
-def opened(path: Path, **more: Any) -> Iterator[SqliteLog]:
-    log = open_log(BusConfig(log=str(path), **more))
-    try:
-        yield log
-    finally:
-        log.close(5.0)
 
 
 def row(sequence: int, key: str, payload: bytes = b"x" * 10) -> Row:

@@ -50,8 +50,7 @@ T = TypeVar("T")
 
 # Kinds of stored positions: the first part of their names.
 SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
-SENT_KINDS = (SENT, SENT_UNTIL_0_1)
-REPLACED_KINDS = ("from", "owed", OWN)  # all of them are stored each time
+REPLACED_KINDS = ("from", "owed", OWN, CLOCK)  # all of them are stored each time
 
 COPIES_MAX = 100  # of this log, that are reported
 
@@ -135,7 +134,8 @@ class Network:
             else:
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
-        await self._continue_clock(self._log)
+        # Continue the clock of earlier processes: times of interest that they stored stay comparable.
+        self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
         now = self._steady_ns()
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
@@ -152,20 +152,14 @@ class Network:
             await self._begin(name)  # before the first link receives, or its events would not be forwarded
         self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
 
-    async def _continue_clock(self, log: Log) -> None:
-        """Continue the clock of earlier processes: times of interest that they stored stay comparable."""
-        name = f"{CLOCK}/{self._runtime.boot_id()}"
-        if name in self._stored:
-            self._runtime.clock_zero_ns = self._stored[name]
-        else:
-            await self._run(log.positions.store, {name: self._runtime.clock_zero_ns})
-            if earlier := [each for each in self._stored if _kind(each) == CLOCK]:
-                await self._run(log.positions.remove, earlier)
+    @property
+    def _clock_name(self) -> str:
+        return f"{CLOCK}/{self._runtime.boot_id()}"
 
     async def _check_positions(self, log: Log) -> None:
         """Forget the positions in other logs if this log does not have what it had when they were stored."""
-        head = await self._run(log.head)
         stamps = {int(name[len(OWN) + 1 :], 16): at for name, at in self._stored.items() if name.startswith(f"{OWN}/")}
+        head = await self._run(log.head) if stamps else 0
         if all(at <= head and self._lineage.shared({incarnation: at}) == at for incarnation, at in stamps.items()):
             return
         self.inbox.known_logs.forget()
@@ -355,8 +349,18 @@ class Network:
         """
         if self._log is not None and since:
             changed = {f"since/{each}": ns for each, ns in since.items()} | dict(owed)
+            if self._runtime.boot_id():
+                changed[self._clock_name] = self._runtime.clock_zero_ns
             await self._run(self._log.positions.store, changed)
         await self._declare()
+
+    def _stamps(self) -> dict[str, int]:
+        """Return what positions are compared with after a restart: the head of this log, and the clock of this boot."""
+        assert self._log is not None
+        stamps = {f"{OWN}/{self._lineage.current.id:x}": self._log.head()}
+        if self._runtime.boot_id():
+            stamps[self._clock_name] = self._runtime.clock_zero_ns
+        return stamps
 
     def remove_interest(self, expressions: Sequence[str], since_ns: int, store: bool) -> None:
         """Undo one `add_interest`, unless `keep` made it permanent."""
@@ -616,14 +620,13 @@ class Network:
     def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
-        own = f"{OWN}/{self._lineage.current.id:x}"
         sent = {link.label: link.send_queue.sent for link in self.links}
         now = {self._sent_name(label): at for label, at in sent.items()} | self.inbox.known_logs.names()
-        now[own] = self._log.head()  # after the positions: it has everything that they say
-        replaced = {name for name in self._stored if name.rpartition("/")[2] in sent and _kind(name) in SENT_KINDS}
-        replaced |= {name for name in self._stored if _kind(name) in REPLACED_KINDS}
-        forgotten = [name for name in self._stored if name in replaced and name not in now]
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
+        if now:  # an embedded bus without durable subscriptions stores nothing
+            now |= self._stamps()
+        replaced = {name for name in self._stored if _link_of(name) in sent or _kind(name) in REPLACED_KINDS}
+        forgotten = [name for name in self._stored if name in replaced and name not in now]
         self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         for name in [name for name, value in changed.items() if not 0 <= value <= NUMBER_MAX]:
@@ -642,6 +645,14 @@ class Network:
 
 def _kind(name: str) -> str:
     return name.partition("/")[0]
+
+
+def _link_of(name: str) -> str | None:
+    """Return the link whose position has this name, if it is one."""
+    kind, _, rest = name.partition("/")
+    if kind == SENT:
+        return rest.partition("/")[2]
+    return rest if kind == SENT_UNTIL_0_1 else None
 
 
 def _earlier(*clocks: Callable[[], int]) -> int:

@@ -133,8 +133,8 @@ class Peer:
         self.id, self.branch, self._context, self._runtime = id, branch, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.steady_ns
         self._confirmed = covered  # its log has confirmed that it reaches this offset
-        self._claimed = 0  # nothing up to this offset was sent that did not arrive, as beacons say; the log may not
-        self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons, each of which follows
+        self._claimed = 0  # how far its log reaches, as beacons say
+        self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons
         self._confirming: asyncio.Task[None] | None = None
         self._known = known
         self._is_proven = False  # the log has replied

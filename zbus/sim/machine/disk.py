@@ -191,6 +191,14 @@ class Disk:
         if sync or self.chance.random() < 0.5:
             self._synced_positions = dict(self.positions)
 
+    def remove_positions(self, names: Collection[str]) -> None:
+        """Remove positions, which is synced."""
+        for name in names:
+            self.positions.pop(name, None)
+            self._synced_positions.pop(name, None)
+        if self.real is not None and names:
+            self.real.positions_changed({}, names)
+
     def process_ended(self, *, power_cut: bool) -> None:
         """The process was killed, or the power was cut."""
         if self.writing and not power_cut and self.chance.random() < 0.5:

@@ -644,10 +644,7 @@ class SimPositions:
         """Remove positions."""
         with self._disk.lock:
             if self._access.is_writable():
-                for name in names:
-                    self._disk.positions.pop(name, None)
-                if self._disk.real is not None and names:
-                    self._disk.real.positions_changed({}, names)
+                self._disk.remove_positions(names)
 
 
 class SimSchemas:
