@@ -48,13 +48,16 @@ def fork(
     `cold` is the folder of the cold tier.
     """
     source = str(file_of(log))
+    if not Path(source).is_file():
+        raise ConfigInvalid("log", f"there is no log or backup {source!r}")
     tier = Path(f"{source}-cold" if cold is None else cold)
     with NewLog(target) as new:
         new.check_free()
-        copy = LogCopy(source, new.path, progress)
+        info = find_info(Path(source))
+        copy = LogCopy(source, new.path, progress, of_backup=info is not None)
         copied = copy.whole() if at is None else copy.rows(until=offset_at(source, at))
         manifest = cold_copy.tier_until(tier, copied)
-        if (info := find_info(Path(source))) is not None and (of_backup := cold_copy.decode(tier, info.cold)):
+        if info is not None and (of_backup := cold_copy.decode(tier, info.cold)):
             manifest = cold_copy.until_cut(of_backup, copied)
         made = _separate(new.path, copied)
         if manifest is not None:

@@ -59,7 +59,7 @@ class _Overtaken(Exception):
 class LogCopy:
     """Copies the log at `source` into the new file `target`, which is complete, but not synced, when a method returns.
 
-    `check` is called between the steps, and ends the copy by raising.
+    `check` is called between the steps, and ends the copy by raising. `of_backup`: the source is a backup, not a log.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class LogCopy:
         target: str,
         progress: Progress | None = None,
         check: Callable[[], None] = lambda: None,
+        of_backup: bool = False,
     ) -> None:
         self._source, self._target, self._check = source, target, check
+        self._has_record = not of_backup
         self._progress = progress or (lambda done, total: None)
 
     def whole(self, bytes_max: int | None = WHOLE_BYTES_MAX) -> Contents:
@@ -77,7 +79,7 @@ class LogCopy:
         sizes = [path.stat().st_size for side in ("", "-wal") if (path := Path(f"{self._source}{side}")).is_file()]
         if bytes_max is not None and sum(sizes) > bytes_max:
             return self.rows()
-        readable(self._source).dispose()  # raises if this is not a log
+        readable(self._source, has_record=self._has_record).dispose()  # raises if this is not a log
         with log_errors(self._target), self._new_target() as target:
             self._copy_pages(target)
         return self._copied()
@@ -87,7 +89,7 @@ class LogCopy:
 
         For an increment, leave out the events up to `after` and the indexes of the blocks up to `sealed`.
         """
-        readable(self._source).dispose()
+        readable(self._source, has_record=self._has_record).dispose()
         for _ in range(ATTEMPTS_MAX):
             try:
                 with log_errors(self._target), self._new_target() as target:
@@ -123,7 +125,7 @@ class LogCopy:
         return found
 
     def _copy_pages(self, target: Connection) -> None:
-        engine = readable(self._source)
+        engine = readable(self._source, has_record=self._has_record)
         try:
             with log_errors(self._source), engine.connect() as connection, snapshot(connection):
                 total = get_head(connection) - get_low_water(connection)
@@ -242,7 +244,7 @@ def _cut_publishers(target: Connection) -> None:
 
 def contents(path: str) -> Contents:
     """Return what a log contains, from its file only."""
-    engine = readable(path)
+    engine = readable(path, has_record=False)
     try:
         with log_errors(path), engine.connect() as connection, snapshot(connection):
             head = get_head(connection)
@@ -256,7 +258,7 @@ def contents(path: str) -> Contents:
 
 def digest_in(path: str, offset: int) -> bytes:
     """Return the digest of a log up to an offset; empty if it is unknown."""
-    engine = readable(path)
+    engine = readable(path, has_record=False)
     try:
         with log_errors(path), engine.connect() as connection, snapshot(connection):
             return digest_at(connection, offset)

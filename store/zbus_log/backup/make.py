@@ -229,7 +229,7 @@ def _join(connection: Connection) -> None:
 
 
 def _newest_block(path: Path) -> int:
-    engine = readable(str(path))
+    engine = readable(str(path), has_record=False)
     try:
         with log_errors(str(path)), engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT ifnull(max(block), -1) FROM blocks").scalar_one())
@@ -242,7 +242,7 @@ def _schema(connection: Connection) -> list[bytes]:
 
 
 def _schema_of(path: Path) -> list[bytes]:
-    engine = readable(str(path))
+    engine = readable(str(path), has_record=False)
     try:
         with log_errors(str(path)), engine.connect() as connection:
             return _schema(connection)

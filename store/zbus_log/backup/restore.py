@@ -48,7 +48,7 @@ def restore(
     with NewLog(log) as new:
         if not replace:
             new.check_free()
-        copy = LogCopy(str(file), new.path, progress)
+        copy = LogCopy(str(file), new.path, progress, of_backup=True)
         copied = copy.whole(bytes_max=None) if at is None else copy.rows(until=offset_at(str(file), at))
         manifest = cold_copy.decode(file.with_name(COLD), info.cold)
         if manifest is not None:
@@ -68,7 +68,7 @@ def offset_at(log: str, at: int | datetime) -> int:
     """Return the last offset before the first event that was published after a time; an offset is returned as it is."""
     if isinstance(at, int):
         return at
-    engine = readable(log)
+    engine = readable(log, has_record=False)
     try:
         with log_errors(log), engine.connect() as connection, snapshot(connection):
             return first_at(connection, to_ns(at) + 1, get_head(connection)) - 1
@@ -96,7 +96,7 @@ def _restore_cursors(info: BackupInfo, log: str, cut: int) -> None:
     Path(f"{log}-cursors").write_bytes(info.cursors)
     if cut >= info.cut:
         return
-    engine = readable(log)
+    engine = readable(log, has_record=False)
     try:
         with log_errors(log), engine.connect() as connection:
             history = _Copied(read_lineage(connection), cut)

@@ -90,10 +90,11 @@ _ids = msgspec.json.Decoder(list[int]).decode
 _ALL_KEYS = KeySet.all()
 
 
-def readable(path: str) -> Engine:
+def readable(path: str, *, has_record: bool = True) -> Engine:
     """Return a read-only engine. Raises `ConfigInvalid` if there is no log.
 
-    Raises `LogDamaged` for another version, or if events that the head record names are missing.
+    Raises `LogDamaged` for another version, or if events that the head record names are missing. A backup, and a copy
+    that is not complete yet, have no record.
     """
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
@@ -105,7 +106,8 @@ def readable(path: str) -> Engine:
                 newer = ": upgrade zbus" if version > VERSION else ""
                 needed = f"reading needs {READABLE_SINCE} to {VERSION}{newer}"
                 raise LogDamaged(path, f"the log has version {version}, but {needed}")
-            compare_with_record(connection, path)
+            if has_record:
+                compare_with_record(connection, path)
     except BaseException:
         engine.dispose()
         raise
