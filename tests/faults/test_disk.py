@@ -32,7 +32,7 @@ FULL = """
         async with zbus.open(folder / "app.db") as bus:
             publisher = await bus.publisher("a/b")
             ballast = folder / "ballast"
-            ballast.write_bytes(os.urandom(2 << 20))  # what an operator will delete
+            ballast.write_bytes(os.urandom(8 << 20))  # what an operator will delete
             async with bus.subscribe("**", start="beginning", overflow="spill") as subscription:
                 acknowledged, refused = [], None
                 try:
@@ -67,7 +67,7 @@ FULL = """
 
 
 def test_a_full_disk_refuses_new_events_keeps_the_old_ones_and_recovers_when_there_is_space(tmp_path: Path) -> None:
-    mount = f'mount -t tmpfs -o size=8m zbus-test "{tmp_path}" && exec "$0" "$@"'
+    mount = f'mount -t tmpfs -o size=16m zbus-test "{tmp_path}" && exec "$0" "$@"'
     unshare = ("unshare", "--mount", "--map-root-user", "sh", "-c", mount)
     output = run(FULL, tmp_path, before=unshare)
     assert output.startswith("recovered after"), output

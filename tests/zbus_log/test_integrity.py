@@ -120,7 +120,9 @@ def test_a_key_that_is_gone_from_the_index_of_keys_is_still_found(path: Path) ->
 # Events that are missing.
 
 
-@pytest.mark.parametrize("keys", [EVERY, KeySet(("k/2", "k/3", "k/4", "k/5")), KeySet(("k/4",))], ids=["all", "some", "one"])
+@pytest.mark.parametrize(
+    "keys", [EVERY, KeySet(("k/2", "k/3", "k/4", "k/5")), KeySet(("k/4",))], ids=["all", "some", "one"]
+)
 @pytest.mark.parametrize("sequence", [14, BLOCK + 8, SIZE - 28])  # of the key k/4
 def test_an_event_that_is_missing_is_an_error_that_names_it(path: Path, keys: KeySet, sequence: int) -> None:
     sequence -= sequence % KEYS - 4

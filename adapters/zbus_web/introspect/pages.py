@@ -33,6 +33,7 @@ SCAN_EVENTS = 20_000  # the maximum that one request examines
 SCAN_PAGES = 20
 RESPONSE_BYTES = 8 * 1024 * 1024  # of events in one response, except that one event is always included
 WINDOW_MIN, WINDOW_MAX = 1000, 1 << 20  # offsets in one backward step
+WINDOW_PAGES = 8
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ def _backwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int
     while end > span.after:
         begin = max(span.after, end - window)
         events = _read_window(log, query.keys, span._replace(after=begin, until=end))
-        if events is None:  # The window has more events than one page.
+        if events is None:
             builder.pages += 1
             window = max(1, (end - begin) // 8)
             continue
@@ -159,22 +160,25 @@ def _backwards(log: Log, query: PageQuery, span: Span) -> tuple[list[bytes], int
 
 
 def _read_window(log: Log, keys: KeySet, span: Span) -> list[Event] | None:
-    """Return every event of a window, or None if they exceed a page. A window of one offset always fits."""
+    """Return every event of a window, or None if it needs too much work. A window of one offset never does.
+
+    A page of the log may end early, with few events or none.
+    """
     until = span.until
     assert until is not None
     found: list[Event] = []
+    size = pages = 0
     while span.after < until:
+        if len(found) >= LIMIT_MAX or size >= RESPONSE_BYTES or pages >= WINDOW_PAGES:
+            return None
         page = log.read(keys, span, LIMIT_MAX)
         events, error, _ = page.events()
-        found += events
-        if isinstance(error, EventCorrupt):
-            span = span._replace(after=error.offset)
-        elif error is not None:
+        if error is not None and not isinstance(error, EventCorrupt):
             raise error
-        elif page.covered >= until:
-            break
-        else:
-            return None
+        found += events
+        size += sum(len(event.payload) for event in events)
+        pages += 1
+        span = span._replace(after=error.offset if isinstance(error, EventCorrupt) else page.covered)
     return found
 
 

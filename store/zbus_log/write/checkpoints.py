@@ -13,7 +13,7 @@ import os
 from sqlalchemy import Connection
 
 from zbus.observe.records import record_reason
-from zbus_log.file.database import SQLITE_ERRORS, WAL_BYTES, as_log_error
+from zbus_log.file.database import SQLITE_ERRORS, WAL_BYTES
 
 
 class WriteAheadLog:
@@ -41,7 +41,7 @@ class WriteAheadLog:
                 "LOG_CHECKPOINT_FAILED",
                 logging.ERROR,
                 code="checkpoint_failed",
-                reason=str(as_log_error(self._path, error, writing=False)),
+                reason=f"{error}. No event is lost: they stay in {self._wal}, which grows. Is the disk full?",
                 path=self._path,
                 wal_bytes=self._size(),
                 count_total=self.failures,

@@ -34,7 +34,15 @@ from zbus.util.run_id import inherit
 from zbus_log.file.block_index import store_checksums
 from zbus_log.file.chain import Chain
 from zbus_log.file.checksum import NamedKey, key_number
-from zbus_log.file.database import SQLITE_ERRORS, as_log_error, lengthen_wal, log_errors, roll_back, transaction
+from zbus_log.file.database import (
+    SQLITE_ERRORS,
+    WAL_BYTES,
+    as_log_error,
+    lengthen_wal,
+    log_errors,
+    roll_back,
+    transaction,
+)
 from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
 from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
@@ -47,6 +55,7 @@ from .identities import Sorted, StoredIdentities
 COMMIT_ROWS_MIN = 128
 COMMIT_ROWS_MAX = 4096
 COMMIT_BYTES_MAX = 16 * 1024 * 1024  # of payloads and headers, unless a single append has more
+COMMIT_OVERHEAD = 64 * 1024  # of bytes in the write-ahead log, about
 STATEMENT_BYTES_MAX = 16 * 1024 * 1024  # unless a single row has more; at least what a commit may have
 KEYS_KEPT_MAX = 200_000
 SEAL_LAG_BLOCKS_MAX = 8
@@ -130,6 +139,7 @@ class Writer:
         self._wal = WriteAheadLog(path, connection)
         self._inbox: SimpleQueue[Append | Task | _End] = SimpleQueue()
         self._gathered_bytes = 0  # of the appends that are being committed
+        self._unchecked_bytes = 0  # written, about, since the length of the write-ahead log was checked
         self._postponed: Append | None = None  # taken from the inbox, but too large for the commit that gathered
         self._thread = threading.Thread(target=inherit(self._run), name="zbus-log-writer", daemon=True)
         self._thread.start()
@@ -209,7 +219,10 @@ class Writer:
                     self._stopped = LogWriterFailed(self.path, f"unexpected {error!r}")
                     failed = _unknown(renewed(self._stopped))
                     self._notifier.now([(done, about, failed, None) for _, done, about in appends])
-                self._wal.check()
+                self._unchecked_bytes += self._gathered_bytes + COMMIT_OVERHEAD
+                if self._unchecked_bytes > WAL_BYTES:
+                    self._unchecked_bytes = 0
+                    self._wal.check()
             if callable(task):
                 self._attempt(task)
             elif self.head - self._periodic_at >= self._periodic_events and self._periodic and self._inbox.empty():
