@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from inside import node_of
+from log_support import raw
 from mesh_fakes import recorded
 from mesh_lossy import Buses, buses_on, eventually, take, wanted
 from mesh_support import ZenohPeers
@@ -312,3 +313,30 @@ async def test_positions_beside_a_log_that_was_replaced_are_not_used(
     assert [event.payload async for event in b.replay("shop/**")][:10] == [*first, *second]
     (reset,) = of(records, "POSITIONS_RESET")
     assert reset["code"] == "positions_of_another_log"
+
+
+async def test_a_damaged_position_is_removed_and_the_events_are_requested_again(
+    buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    a = await buses.open("a")
+    b = await buses.open("b", keep=["shop/**"])
+    await wanted(a, KEY)
+    first = await publish(a, 5, "first")
+    await eventually(lambda: node_of(b).network.head == 5)
+    origin = node_of(a).network.origin
+    await eventually(lambda: max(node_of(b).network.inbox.known_logs.of(origin).values(), default=0) == 5)
+    await b.aclose()
+    connection = raw(tmp_path / "b.db-cursors")
+    connection.execute("UPDATE positions SET position = position | 64 WHERE name LIKE 'from/%'")
+    connection.execute("DELETE FROM positions WHERE name LIKE 'since/%'")
+    connection.close()
+    second = await publish(a, 5, "second")
+
+    b = await buses.open("b", keep=["shop/**"])
+
+    await eventually(lambda: node_of(b).network.head == 10, 20)
+    assert [event.payload async for event in b.replay("shop/**")] == [*first, *second]
+    (reset,) = of(records, "POSITIONS_RESET")
+    assert reset["code"] == "positions_damaged"
+    assert f"from/{origin:x}/" in reset["reason"]

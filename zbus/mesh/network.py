@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import convert
 
-from zbus.errors import BusClosed, ConfigInvalid, NoResponders, TransportError, TransportUnsupported, ZbusError
+from zbus.errors import (
+    BusClosed,
+    ConfigInvalid,
+    LogDamaged,
+    NoResponders,
+    TransportError,
+    TransportUnsupported,
+    ZbusError,
+)
 from zbus.event import NUMBER_MAX, Event
 from zbus.observe.counters import Counters
 from zbus.observe.records import EVENT_RETRY, ORIGIN_CLONED, TRANSPORT_ERROR, record_reason
@@ -119,7 +127,7 @@ class Network:
         stored_keys = list(keep if keep != "own" else ())
         for cursor in await self._run(self._log.cursors.list):
             stored_keys += cursor.keys
-        self._stored = await self._run(self._log.positions.load)
+        self._stored, is_damaged = await self._load_positions(self._log)
         for name, value in list(self._stored.items()):
             kind, _, rest = name.partition("/")
             if kind == SENT:
@@ -136,7 +144,7 @@ class Network:
         await self._check_positions(self._log)
         # Continue the clock of earlier processes: times of interest that they stored stay comparable.
         self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
-        now = self._steady_ns()
+        now = 0 if is_damaged else self._steady_ns()  # when an interest began may be among what is lost
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
         for each, since in self._since.items():
@@ -155,6 +163,21 @@ class Network:
     @property
     def _clock_name(self) -> str:
         return f"{CLOCK}/{self._runtime.boot_id()}"
+
+    async def _load_positions(self, log: Log) -> tuple[dict[str, int], bool]:
+        """Return the stored positions, and whether some were damaged and had to be removed."""
+        try:
+            return await self._run(log.positions.load), False
+        except LogDamaged as error:
+            names = await self._run(log.positions.repair)
+            if not names:
+                raise
+            reason = (
+                f"{error.reason}. They were removed, and the events of other nodes are requested again; those that are "
+                "stored already are recognized by their identity"
+            )
+            record_reason("POSITIONS_RESET", logging.WARNING, code="positions_damaged", reason=reason, path=log.path)
+            return await self._run(log.positions.load), True
 
     async def _check_positions(self, log: Log) -> None:
         """Forget the positions in other logs if this log does not have what it had when they were stored."""

@@ -127,7 +127,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "POSITIONS_RESET": RecordInfo(
         "WARNING",
-        "The stored positions do not belong to this log; the events of other nodes are requested again.",
+        "Stored positions are damaged or do not belong to this log; the events of other nodes are requested again.",
         "path, code, reason",
     ),
     "POSITIONS_NOT_STORED": RecordInfo(

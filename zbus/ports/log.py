@@ -229,7 +229,10 @@ class Positions(Protocol):
     """
 
     def load(self) -> dict[str, int]:
-        """Return all positions by name."""
+        """Return all positions by name. Raises `LogDamaged` if one is damaged."""
+
+    def repair(self) -> Sequence[str]:
+        """Remove the damaged positions. Returns their names."""
 
     def store(self, changed: Mapping[str, int]) -> None:
         """Store the given positions; others stay as they are."""
