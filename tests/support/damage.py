@@ -120,6 +120,7 @@ def _fill(folder: Path) -> SqliteLog:
         append(log, rows(first, min(500, BLOCK + 400 - first)))
     wait_until(lambda: ask(path, "SELECT count(*) FROM blocks") == 1)
     _acknowledge(log, *CURSORS.values())
+    log.positions.store({f"from/{origin:x}/1": 1000 + origin for origin in range(1, 60, 2)})
     return log
 
 
@@ -156,7 +157,7 @@ def _matters(name: str) -> bool:
 
 
 def _reads(log: SqliteLog) -> list[str]:
-    return [f"{each} from the beginning" for each in EXPRESSIONS] + ["** from a time", "cursors", *CURSORS]
+    return [f"{each} from the beginning" for each in EXPRESSIONS] + ["** from a time", "cursors", "positions", *CURSORS]
 
 
 def _read(log: SqliteLog, name: str) -> Iterator[tuple[Any, ...]]:
@@ -164,6 +165,9 @@ def _read(log: SqliteLog, name: str) -> Iterator[tuple[Any, ...]]:
     if name == "cursors":
         for cursor in log.cursors.list():
             yield cursor.name, cursor.offset, cursor.keys, cursor.incarnation
+    elif name == "positions":
+        log.cursors.list()  # as a node does first
+        yield from log.positions.load().items()
     elif name in CURSORS:
         lease = log.cursors.claim(name, ["**"], 0)
         yield (lease.offset, lease.keys)
