@@ -146,6 +146,13 @@ class BusConfig(BaseSettings):
         False, description="whether retention may remove events that a durable subscription has not acknowledged"
     )
 
+    retain_remote_s: float = Field(
+        86_400.0,
+        ge=0,
+        le=3_153_600_000,
+        description="seconds for which retention waits for the durable subscriptions of a node that is not connected",
+    )
+
     cursor_ttl_s: float | None = Field(
         None, gt=0, description="seconds without a subscriber after which a durable subscription expires; unset: never"
     )

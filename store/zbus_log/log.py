@@ -311,6 +311,11 @@ class SqliteLog:
 
     retain = Renamed("prune")
 
+    def hold(self, reader: tuple[str, int] | None) -> None:
+        """Let retention keep the events after an offset for a reader, such as another node, until the next call."""
+        if self._writer is not None:
+            self._pruner.reader = reader
+
     def prune(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
         """Remove the events that the rules do not keep, now. Commits continue in between."""
         if self._writer is None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from zbus.observe.records import record_reason
+from zbus.ports.log import Cursor
 
 from .age_clock import AgeClock
 from .file.tables import get_low_water
@@ -50,6 +51,7 @@ class Pruner:
             self._clock = AgeClock(newest_time_ns(connection), min(ages_s), self._report_clock)
         self._cursor_ttl_s, self._expire_at, self._dedup_s = cursor_ttl_s, 0.0, dedup_s
         self._started = False
+        self.reader: tuple[str, int] | None = None  # for which events after an offset are kept; set by any thread
 
     def step(self, rules: Rules) -> Step:
         """Remove some events that `rules` do not keep, because a user asked for it. The clock is believed."""
@@ -71,11 +73,18 @@ class Pruner:
             self._unused.step()
             return Step(0, True)
         # Each step plans again, because sizes are estimates and cursors move.
-        target, held_by = plan(self._connection, rules, self._writer().head, self._cursors.lowest(), now_ns)
+        target, held_by = plan(self._connection, rules, self._writer().head, self._lowest(), now_ns)
         offloaded_until = rules.until or 0 if rules.offloaded else 0
         removed, more = trim_step(self._connection, target, self._dedup_s, offloaded_until)
         self._unused.events_removed(removed)
         return Step(removed, more, held_by)
+
+    def _lowest(self) -> Cursor | None:
+        """Return the cursor or reader that is furthest behind, where retention stops."""
+        lowest, reader = self._cursors.lowest(), self.reader
+        if reader is None or (lowest is not None and lowest.offset <= reader[1]):
+            return lowest
+        return Cursor(*reader, (), 0, None)
 
     def _events_left(self) -> int:
         return self._writer().head - get_low_water(self._connection)

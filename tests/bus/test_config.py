@@ -116,6 +116,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "dedup_s": "7",
         "retain_ignore_cursors": "true",
         "cursor_ttl_s": "7",
+        "retain_remote_s": "8",
     }
     for name, value in given.items():
         monkeypatch.setenv(f"ZBUS_{name.upper()}", value)

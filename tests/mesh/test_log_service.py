@@ -191,7 +191,9 @@ def test_a_request_of_an_earlier_version_is_answered_up_to_the_head(
 def test_fields_that_a_later_version_adds_to_a_request_are_ignored(log: SqliteLog) -> None:
     append(log, [row(0)])
 
-    _, last = LogService(log, log.log_id).page(encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], "new", 5)))
+    _, last = LogService(log, log.log_id).page(
+        encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], 0, "new", 5))
+    )
 
     assert decode(last[1:])[:4] == [1, 1, 0, 0]
 

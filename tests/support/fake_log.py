@@ -254,6 +254,9 @@ class FakeLane:
             shown = self._show_more()
             return self.history.offsets[shown - 1] if shown else 0
 
+    def hold(self, reader: tuple[str, int] | None) -> None:
+        self.held = reader
+
     def low_water(self) -> int:
         return self.history.low_water
 

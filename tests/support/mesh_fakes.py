@@ -267,6 +267,9 @@ class FakeLog:
     def head(self) -> int:
         return self._offsets[-1] if self._offsets else 0
 
+    def hold(self, reader: tuple[str, int] | None) -> None:
+        self.held = reader
+
     def low_water(self) -> int:
         return self._low_water
 

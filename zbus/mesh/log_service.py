@@ -54,6 +54,7 @@ class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     known: Annotated[dict[int, int], msgspec.Meta(max_length=KNOWN_MAX)] = {}  # incarnations, with the offset reached
     probe: bool = False  # no events, only the description
     copies: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=KNOWN_MAX)] = ()  # incarnations of copies in use
+    reader: _Number = 0  # the node that requests, if it has stored what is `known` for durable subscriptions
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
@@ -97,9 +98,10 @@ class LogService:
         other_logs: Callable[[], tuple[int, ...]] = tuple,
         clock_ns: Callable[[], int] = int,
         on_copies: Callable[[tuple[int, ...]], None] = lambda _: None,
+        on_reader: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
-        self._clock_ns, self._on_copies = clock_ns, on_copies
+        self._clock_ns, self._on_copies, self._on_reader = clock_ns, on_copies, on_reader
 
     def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Return the log's origin, head and low-water mark, and the other logs that this node knows."""
@@ -117,7 +119,10 @@ class LogService:
         if not 0 <= min(numbers) <= max(numbers) <= ENDLESS:
             raise EventInvalid("malformed page request: a number is out of range")
         lineage, head, low_water = self._log.lineage, self._log.head(), self._log.low_water()
-        rest = (lineage.branch, lineage.shared(wanted.known), self._clock_ns())
+        shared = lineage.shared(wanted.known)
+        rest = (lineage.branch, shared, self._clock_ns())
+        if wanted.reader and shared is not None:
+            self._on_reader(wanted.reader, min(shared, head))
         if wanted.copies:
             self._on_copies(wanted.copies)
         if wanted.probe:
@@ -188,17 +193,19 @@ async def request_page(
     known: Mapping[int, int] = NOTHING_KNOWN,
     probe: bool = False,
     copies: tuple[int, ...] = (),
+    reader: int = 0,
 ) -> LogPage:
     """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
     its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. `copies`
-    names other incarnations of it that are in use at the same time. Raises
-    `TransportError` unless the page arrived whole, and the errors of `bus.request`.
+    names other incarnations of it that are in use at the same time. `reader` is the node that requests, if retention
+    should keep what is not `known` to it. Raises `TransportError` unless the page arrived
+    whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies))
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies, reader))
     parts = 0
     async for part in request(log_key(origin, incarnation), body, timeout_s):
         parts += 1

@@ -45,6 +45,8 @@ from .interest import Interest
 from .link import Link, label, link_names
 from .log_service import LOGS, NO_KEYS, LogPage, LogService, Request, log_key, request_page
 from .node_registry import NodeRegistry
+from .origins.readers import KINDS as READER_KINDS
+from .origins.readers import Readers
 from .peer import NOTHING_OWED
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
@@ -58,13 +60,14 @@ T = TypeVar("T")
 
 # Kinds of stored positions: the first part of their names.
 SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
-REPLACED_KINDS = ("from", "owed", OWN, CLOCK)  # all of them are stored each time
+REPLACED_KINDS = ("from", "owed", OWN, CLOCK, *READER_KINDS)  # all of them are stored each time
 
 COPIES_MAX = 100  # of this log, that are reported
 
 SEPARATE_S = 60.0  # another incarnation, because of a copy, at most this often
 
 STORE_S = 1.0
+REPORT_S = 10.0  # how often other nodes learn how far their events are stored here, if that has changed
 LINGER_S = 0.15
 JOIN_S = 0.1  # how long to wait for a send queue that had its time to drain already
 PAST_NS = 100_000_000  # an interest that began less than this ago has no past events to request
@@ -108,6 +111,8 @@ class Network:
         self._copies: set[int] = set()  # incarnations of copies of this log that were reported
         self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
         self._since: dict[str, int] = {}
+        self._readers = Readers(config.retain_remote_s)
+        self._reported: dict[int, dict[int, int]] = {}  # by origin: the positions that its node knows
         self.inbox = Inbox(
             host, self, self.origin, self.interest, config.payload_bytes_max, forward is not None, runtime
         )
@@ -116,6 +121,7 @@ class Network:
         self._declaring = runtime.executor(1, "zbus-declare")
         self._declared: asyncio.Future[Any] | None = None  # the declaration of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     # Opening, switching, closing.
 
@@ -139,9 +145,10 @@ class Network:
                 self._since[rest] = value
             elif kind == "heard":
                 self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
-            else:
+            elif not self._readers.load(name, value):
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
+        self._hold(self._log)  # before retention runs
         # Continue the clock of earlier processes: times of interest that they stored stay comparable.
         self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
         now = 0 if is_damaged else self._steady_ns()  # when an interest began may be among what is lost
@@ -152,13 +159,14 @@ class Network:
         await self._begin_storing(new)
         clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
         tell = partial(self._calls.soon, self._copies_reported)
-        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell)
+        reader = partial(self._calls.soon, self._reader_reported)
+        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell, reader)
         for key in (log_key(self.origin), log_key(self.origin, self._lineage.current.id)):
             self.request_server.serve(key, self._service.page)
         self.request_server.serve(LOGS, self._service.info)
         for name in link_names(self._config.transports).values():
             await self._begin(name)  # before the first link receives, or its events would not be forwarded
-        self._timer = asyncio.get_running_loop().create_task(self._store_periodically())
+        self._timer = asyncio.get_running_loop().create_task(self._store_periodically(self._log))
 
     @property
     def _clock_name(self) -> str:
@@ -186,6 +194,7 @@ class Network:
         if all(at <= head and self._lineage.shared({incarnation: at}) == at for incarnation, at in stamps.items()):
             return
         self.inbox.known_logs.forget()
+        self._readers.forget()
         reason = (
             "the positions beside this log are of another log, or of a newer state of this one. The events of other "
             "nodes are requested again; those that are stored already are recognized by their identity"
@@ -268,9 +277,9 @@ class Network:
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.request_server.cancel_all()}
-        for task in self._comparing:
+        for task in (*self._comparing, *(() if self._reporting is None else (self._reporting,))):
             task.cancel()
-        ending |= self._comparing
+            ending.add(task)
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
@@ -501,6 +510,52 @@ class Network:
         fields["incarnation"] = f"{self._lineage.current.id:x}"
         record_reason(ORIGIN_CLONED, logging.ERROR, code="own_log_copied", reason=reason, **fields)
 
+    # Nodes whose durable subscriptions need the events of this node, and the other way round.
+
+    def _reader_reported(self, node: int, offset: int) -> None:
+        self._readers.reported(node, offset, self._runtime.time_ns())
+        if self._log is not None:
+            self._hold(self._log)
+
+    def _hold(self, log: Log) -> None:
+        lowest = self._readers.lowest(self._runtime.time_ns())
+        log.hold(None if lowest is None else (f"node {lowest.node:x}", lowest.offset))
+
+    async def _wait_for_readers(self, log: Log) -> None:
+        """Let retention wait for the nodes that need it, and report those that it passed."""
+        if not self._readers:
+            return
+        now_ns = self._runtime.time_ns()
+        for origin in self.registry.present:
+            self._readers.seen(origin, now_ns)
+        self._hold(log)
+        for passed in self._readers.take_passed(await self._run(log.low_water)):
+            self._host.count("readers_passed", 1)
+            reason = (
+                f"retention removed events of this log that node {passed.node:x} has not stored for its durable "
+                "subscriptions; the node learns what it missed when it requests them"
+            )
+            fields = {"origin": f"{passed.node:x}", "offset": passed.offset}
+            record_reason("RETENTION_PASSED_NODE", logging.WARNING, code="reader_passed", reason=reason, **fields)
+        self._hold(log)
+
+    async def _report_positions(self) -> None:
+        """Report to other nodes how far their events are stored here, if durable subscriptions need them."""
+        if not self._since:
+            return
+        known_logs = self.inbox.known_logs
+        for origin in [each for each in self.registry.present if known_logs.of(each) != self._reported.get(each, {})]:
+            known = known_logs.of(origin)
+            with suppress(ZbusError):  # it is reported again later
+                request = partial(self.request_client.request, stream=True)
+                await request_page(
+                    request, origin, NO_KEYS, 0, 0, PAGE_TIMEOUT_S, known=known, probe=True, reader=self.origin
+                )
+                self._reported[origin] = known
+
+    def _has_reported(self, _: asyncio.Task[None]) -> None:
+        self._reporting = None
+
     # Called by the inbox and the node registry.
 
     def beacon_received(self, origin: int) -> None:
@@ -635,16 +690,23 @@ class Network:
 
     # Positions.
 
-    async def _store_periodically(self) -> None:
+    async def _store_periodically(self, log: Log) -> None:
+        report_at = self._runtime.monotonic() + REPORT_S
         while True:
             await asyncio.sleep(STORE_S)
+            await self._wait_for_readers(log)
             await self._run(self._store, self.inbox.sequence_marks.take())
+            if self._runtime.monotonic() >= report_at and self._reporting is None:
+                report_at = self._runtime.monotonic() + REPORT_S
+                self._reporting = self._loop.create_task(self._report_positions())
+                self._reporting.add_done_callback(self._has_reported)
 
     def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
         sent = {link.label: link.send_queue.sent for link in self.links}
         now = {self._sent_name(label): at for label, at in sent.items()} | self.inbox.known_logs.names()
+        now |= self._readers.names()
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         if now:  # an embedded bus without durable subscriptions stores nothing
             now |= self._stamps()

@@ -174,6 +174,11 @@ class NodeRegistry:
             known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
             self._present.move_to_end(origin)
 
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The ids of the nodes that are connected."""
+        return tuple(self._present)
+
     def nodes(self) -> list[NodeInfo]:
         """Return this node first, then the others by name, and those that are gone last."""
         others = [

@@ -198,6 +198,12 @@ RECORDS: dict[str, RecordInfo] = {
         "A durable subscription expired, because nothing used it for `cursor_ttl_s`; retention no longer waits for it.",
         "path, durable, offset, unused_s, code, reason",
     ),
+    "RETENTION_PASSED_NODE": RecordInfo(
+        "WARNING",
+        "Retention removed events that a node has not stored for its durable subscriptions: it waited for "
+        "`retain_remote_s`.",
+        "origin, offset, code, reason",
+    ),
     "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
     "LOG_COLD_LEFT_BEHIND": RecordInfo(
         "WARNING", "The cold tier did not follow its log into a new epoch.", "folder, code, reason"
@@ -260,6 +266,7 @@ CODES: dict[str, str] = {
     "link_failed": "A side of a bridge cannot be connected.",
     "own_log_copied": "Another node uses a copy of the log of this one.",
     "protocol_unsupported": "The protocol of a node is too old or too new for the other one.",
+    "positions_damaged": "Stored positions in other logs do not match their checksums, and were removed.",
     "positions_of_another_log": "The stored positions are of another log, or of a newer state of it.",
     "node_closed": "The node was closed.",
     "node_restarted": "The node was restarted.",
@@ -278,6 +285,7 @@ CODES: dict[str, str] = {
     # The log.
     "clock_jumped": "The clock of the machine differs from the time that age retention uses.",
     "cold_tier_not_adopted": "The manifest of the cold tier could not be read or written.",
+    "reader_passed": "Retention did not wait longer for the durable subscriptions of another node.",
     "cursor_expired": "A durable subscription was not used for `cursor_ttl_s`.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
     "checkpoint_failed": "The write-ahead log of the log could not be copied into its file.",
@@ -373,6 +381,7 @@ COUNTERS: dict[str, str] = {
     "acknowledge_errors": "Received frames whose acknowledgement raised an error.",
     "backlogged": "Events that waited in a backlog beside a full queue.",
     "claims_unconfirmed": "Offsets named by frames of other nodes that their logs do not have.",
+    "readers_passed": "Nodes that retention did not wait for, although their durable subscriptions miss events then.",
     "copies_found": "Pairs of copies of one log that are in use at the same time.",
     "corrupt_skipped": "Corrupt events that were skipped.",
     "dropped_announcements": "Frames of the bus itself, such as announcements, that were not sent.",

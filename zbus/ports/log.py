@@ -350,6 +350,9 @@ class Log(Protocol):
     def low_water(self) -> int:
         """Return the offset up to which retention removed every event."""
 
+    def hold(self, reader: tuple[str, int] | None) -> None:
+        """Let retention keep the events after an offset for a reader, such as another node, until the next call."""
+
     def size_bytes(self) -> int:
         """Return the size of the log on disk. May be called from any thread; does not wait for the log."""
 

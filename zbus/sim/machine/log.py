@@ -130,6 +130,7 @@ class SimLog:
         self._cursors = SimCursors(access, chance, owner)
         self._positions = SimPositions(access)
         self._schemas = SimSchemas(access)
+        self._reader: tuple[str, int] | None = None
         if not read_only:
             with disk.lock:
                 if disk.writer_pid is not None:
@@ -255,6 +256,10 @@ class SimLog:
     def head(self) -> int:
         """Return the last committed offset."""
         return self.disk.head
+
+    def hold(self, reader: tuple[str, int] | None) -> None:
+        """Let retention keep the events after an offset for a reader."""
+        self._reader = reader
 
     def low_water(self) -> int:
         """Return the offset up to which retention removed every event."""
@@ -432,7 +437,9 @@ class SimLog:
             target = max(target, disk.low_water + min(len(disk.rows), int(excess) + 1))
         if not rules.ignore_cursors and disk.cursors:
             target = min(target, *[cursor.offset for cursor in disk.cursors.values()])
-        return target
+        if not rules.ignore_cursors and self._reader is not None:
+            target = min(target, self._reader[1])
+        return max(target, disk.low_water)
 
     def _look(self) -> None:
         if self._access.is_closed or self._access.is_dead or self._watched is None:

@@ -1,0 +1,119 @@
+"""Retention of a publisher waits for the durable subscriptions of other nodes, for a time, and reports it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inside import node_of
+from mesh_fakes import recorded
+from mesh_lossy import Buses, buses_on, eventually, wanted
+from mesh_support import ZenohPeers
+
+import zbus
+from zbus.mesh import network, peer
+from zbus_log import Rules, SqliteLog
+
+KEY = "shop/orders"
+KEPT = 200  # events
+
+
+@pytest.fixture
+async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Buses]:
+    monkeypatch.setattr(network, "REPORT_S", 0.1)
+    monkeypatch.setattr(network, "STORE_S", 0.1)
+    monkeypatch.setattr(peer, "CONFIRM_S", (0.05, 0.2))
+    async with buses_on(ZenohPeers, tmp_path, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def records() -> Iterator[list[dict[str, Any]]]:
+    with recorded(logging.WARNING) as found:
+        yield found
+
+
+def passed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in records if each["record"] == "RETENTION_PASSED_NODE"]
+
+
+def reader_of(bus: zbus.Bus, other: int) -> int | None:
+    """Return how far another node has stored the events of a node, as that node knows it."""
+    return node_of(bus).network._readers.names().get(f"reader/{other:x}")
+
+
+def log_of(bus: zbus.Bus) -> SqliteLog:
+    log = node_of(bus).log
+    assert isinstance(log, SqliteLog)
+    return log
+
+
+async def low_water(bus: zbus.Bus) -> int:
+    return await node_of(bus).run(log_of(bus).low_water)
+
+
+async def publish(bus: zbus.Bus, events: int) -> None:
+    await (await bus.publisher(KEY)).publish_many([b"%d" % number for number in range(events)])
+
+
+async def away(buses: Buses, **of_a: Any) -> tuple[zbus.Bus, int]:
+    """Return a publisher that knows how far another node is, and the id of that node, which is closed now."""
+    a = await buses.open("a", retain_events=KEPT, **of_a)
+    b = await buses.open("b", keep=["shop/**"])
+    await wanted(a, KEY)
+    await publish(a, 10)
+    other = node_of(b).network.origin
+    await eventually(lambda: reader_of(a, other) == 10)
+    await b.aclose()
+    return a, other
+
+
+async def test_retention_waits_for_a_node_that_is_not_connected(buses: Buses, records: list[dict[str, Any]]) -> None:
+    a, other = await away(buses)
+    await publish(a, 5 * KEPT)
+    pruned = await node_of(a).run(log_of(a).prune, Rules(max_events=KEPT))
+    assert pruned.held_by == f"node {other:x}"
+    assert await low_water(a) == 10
+
+    b = await buses.open("b", keep=["shop/**"])
+
+    await eventually(lambda: node_of(b).network.head == 10 + 5 * KEPT)
+    await eventually(lambda: node_of(a).network._readers.lowest(0).offset == 10 + 5 * KEPT)  # type: ignore[union-attr]
+    await publish(a, KEPT)  # now that it has everything, retention continues
+    async with asyncio.timeout(20):
+        while await low_water(a) <= 10:
+            await publish(a, 64)
+    assert passed(records) == []
+
+
+async def test_how_far_other_nodes_are_survives_a_restart(buses: Buses) -> None:
+    a, other = await away(buses)
+    await eventually(lambda: f"reader/{other:x}" in node_of(a).network._stored)
+    await a.aclose()
+
+    a = await buses.open("a", retain_events=KEPT)
+
+    await publish(a, 5 * KEPT)
+    await eventually(lambda: log_of(a)._pruner.reader == (f"node {other:x}", 10))
+    await node_of(a).run(log_of(a).prune, Rules(max_events=KEPT))
+    assert await low_water(a) == 10
+
+
+async def test_a_node_that_was_away_for_too_long_is_passed_and_reported_once(
+    buses: Buses, records: list[dict[str, Any]]
+) -> None:
+    a, other = await away(buses, retain_remote_s=0.0)
+
+    await publish(a, 5 * KEPT)
+
+    await eventually(lambda: bool(passed(records)))
+    assert await low_water(a) > 10
+    assert a.stats()["readers_passed"] == 1
+    (found,) = passed(records)
+    assert (found["origin"], found["offset"], found["code"]) == (f"{other:x}", 10, "reader_passed")
+    await publish(a, KEPT)
+    assert len(passed(records)) == 1
