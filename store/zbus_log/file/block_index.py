@@ -1,9 +1,9 @@
 """Checksums of the index of sealed blocks, and the proof that a reader of some keys misses no event of a block.
 
 A reader of some keys sees only what the index names, so a damaged index would hide events. Sealing therefore stores two
-checksums with each block: `index_checksum` of its rows of `by_key`, and `checksum` of the row of `blocks` itself. A
-block is proved if both match, and if each of its keys has the same name in the table of keys and in the index of that
-table, by which keys are matched. Events of a block that is not proved are found by reading all of them.
+checksums with each block: `index_checksum` of its rows of `by_key` and the names of its keys, and `checksum` of the row
+of `blocks` itself. A block is proved if both match. Events of a block that is not proved are found by reading all of
+them. Readers therefore match the names in the table of keys, and not those in its index by name.
 """
 
 from __future__ import annotations
@@ -13,29 +13,27 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import Connection
 
 from .checksum import crc32
 from .tables import BLOCK, LINEAGE_SINCE, file_version
 
 UNPROVABLE = -1  # the index checksum of a block with damaged events
-KEY_ID_MAX = 1 << 31  # above this, an id is taken to be damaged
 PROVED_MAX = 1 << 20  # blocks that a process remembers
 
-_ids = msgspec.json.Decoder(list[int]).decode
-_INDEX = "SELECT group_concat(key, ','), group_concat(offsets, '') FROM by_key WHERE block = ?"
+# `CROSS JOIN` keeps the order of the keys.
+_INDEX = "SELECT group_concat(keys.key || offsets) FROM by_key CROSS JOIN keys ON keys.id = by_key.key WHERE block = ?"
 _COUNT = "SELECT ifnull(sum(json_array_length(offsets)), 0) FROM by_key WHERE block = ?"
 _BLOCKS = """
 SELECT block, events, bytes, published_min, published_max, digest, index_checksum, checksum
 FROM blocks WHERE block BETWEEN ? AND ? ORDER BY block
 """
 _OLD_BLOCKS = "SELECT block, events FROM blocks WHERE block BETWEEN ? AND ? ORDER BY block"
-# The name of a key in the table, and in the index by name.
-_KEYS_AGREE = """
-SELECT json_group_array(wanted.value) FROM json_each(?1) AS wanted
-CROSS JOIN keys AS stored ON stored.id = wanted.value
-CROSS JOIN keys AS listed INDEXED BY sqlite_autoindex_keys_1 ON listed.key = stored.key AND listed.id = stored.id
+# How many keys of a block have another name, or none, in the table or in the index by name.
+_DIFFERENT_NAMES = """
+SELECT count(*) FROM by_key LEFT JOIN keys AS stored ON stored.id = by_key.key
+LEFT JOIN keys AS listed INDEXED BY sqlite_autoindex_keys_1 ON listed.key = stored.key AND listed.id = stored.id
+WHERE block = ? AND listed.id IS NULL
 """
 
 
@@ -76,14 +74,8 @@ def block_rows(connection: Connection, first: int, last: int) -> list[BlockRow]:
 
 def index_checksum(connection: Connection, block: int) -> int:
     """Return the checksum of the index of a block."""
-    return _read_index(connection, block)[1]
-
-
-def _read_index(connection: Connection, block: int) -> tuple[list[int], int]:
-    """Return the ids of the keys of a block, and the checksum of its index."""
-    found = connection.exec_driver_sql(_INDEX, (block,)).one()
-    keys, offsets = (each.encode() if isinstance(each, str) else each or b"" for each in found)
-    return _ids(b"[" + keys + b"]"), crc32(offsets, crc32(keys))
+    found = connection.exec_driver_sql(_INDEX, (block,)).scalar_one()
+    return crc32(found.encode() if isinstance(found, str) else found or b"")
 
 
 def store_checksums(connection: Connection, block: int, provable: bool) -> None:
@@ -99,7 +91,6 @@ class ProvedBlocks:
 
     def __init__(self) -> None:
         self._blocks: set[int] = set()
-        self._keys = bytearray()  # 1 for each id whose names agree
         self._lock = threading.Lock()
 
     def until(self, connection: Connection, first: int, last: int) -> int:
@@ -134,23 +125,8 @@ class ProvedBlocks:
     def _is_proved(self, connection: Connection, row: BlockRow) -> bool:
         if not row.is_whole:
             return False
-        keys = self._keys
-        try:
-            ids, checksum = _read_index(connection, row.block)
-        except msgspec.DecodeError:
-            return False
-        if row.index_checksum is None:  # version 0.1 sealed it: at least the number of events must be right
-            if connection.exec_driver_sql(_COUNT, (row.block,)).scalar_one() != row.events:
-                return False
-        elif row.index_checksum != checksum:
-            return False
-        if ids and not 0 <= min(ids) <= max(ids) <= KEY_ID_MAX:
-            return False
-        if ids and max(ids) >= len(keys):
-            keys.extend(bytes(max(ids) + 1 - len(keys)))
-        unknown = [id_ for id_ in ids if not keys[id_]]
-        if unknown:
-            wanted = msgspec.json.encode(unknown).decode()
-            for id_ in _ids(connection.exec_driver_sql(_KEYS_AGREE, (wanted,)).scalar_one()):
-                keys[id_] = 1
-        return all(keys[id_] for id_ in unknown)
+        if row.index_checksum is not None:
+            return row.index_checksum == index_checksum(connection, row.block)
+        # Version 0.1 sealed it: at least the number of events must be right, and each name must be the same twice.
+        listed = connection.exec_driver_sql(_COUNT, (row.block,)).scalar_one()
+        return listed == row.events and not connection.exec_driver_sql(_DIFFERENT_NAMES, (row.block,)).scalar_one()
