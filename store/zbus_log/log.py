@@ -43,7 +43,7 @@ from .cold.tier import Cold
 from .file.chain import digest_at
 from .file.database import find_damage, log_errors, make_engine, reading_errors, snapshot, transaction
 from .file.fork_mark import read_mark
-from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
+from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord, copied_from, may_lack_newest, read_record
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.manifest import ColdDamaged
 from .file.tables import (
@@ -432,6 +432,8 @@ class SqliteLog:
 
     def _check_readable(self) -> None:
         self._read_engine = readable(self.path)
+        if (source := copied_from(self.path)) is not None:
+            self._check_copy(source, read_record(self.path), may_lack_newest(self.path))
 
     def _own(self, accept_loss: bool) -> None:
         """Lock and migrate the file, compare it with the head record, and start the writer."""
@@ -460,7 +462,7 @@ class SqliteLog:
         if not existed and known is not None and known.head > 0 and not accept_loss:
             raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
         if self._record.copied_from is not None and existed and not accept_loss:
-            self._check_copy(self._record)
+            self._check_copy(self._record.copied_from, known, self._record.power_was_cut)
         with reading_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
@@ -504,15 +506,15 @@ class SqliteLog:
                 self._is_whole,
             )
 
-    def _check_copy(self, record: HeadRecord) -> None:
+    def _check_copy(self, source: str, known: Head | None, power_was_cut: bool) -> None:
         """Read the whole log, because it is a copy of one in use. Raises `LogDamaged` if it is not complete."""
-        found, known = verify(self.path), record.current
+        found = verify(self.path)
         problems = list(found.problems)
-        if record.power_was_cut:  # the copy may lack the newest events, as the log itself may
+        if power_was_cut:  # the copy may lack the newest events, as the log itself may
             problems = [each for each in problems if "were acknowledged and are missing" not in each]
         problems += find_damage(f"{self.path}-cursors")
         if problems:
-            source = shlex.quote(record.copied_from or "")
+            source = shlex.quote(source)
             reason = (
                 f"it is a copy of {source}, made while that was in use, and is not complete: {problems[0]}. Copy a log "
                 f"in use with: zbus log backup {source} FILE"

@@ -69,12 +69,14 @@ def test_a_complete_copy_of_a_log_in_use_is_checked_once_and_opens(
     with opened(path) as log:
         fill(log, 5_000)
         to = copy(path, tmp_path / "copy.db")
+        SqliteLog(str(path), read_only=True).close(1.0)  # the log itself is no copy
+    SqliteLog(str(to), read_only=True).close(1.0)  # a reader cannot store that it was checked
     with opened(to) as log:
         assert log.head() == 5_000
     with opened(to) as log:
         assert fill(log, 1) == 5_001
 
-    assert checked == [str(to)]
+    assert checked == [str(to), str(to)]
 
 
 def test_a_copy_of_a_log_in_use_without_its_newest_events_is_refused(path: Path, tmp_path: Path) -> None:
@@ -99,8 +101,9 @@ def test_a_copy_with_damage_before_its_newest_events_is_refused(path: Path, tmp_
         file.seek(8192 * 20)
         file.write(bytes(8192))
 
-    with pytest.raises(LogDamaged, match="made while that was in use, and is not complete"):
-        SqliteLog(str(to))
+    for read_only in (True, False):
+        with pytest.raises(LogDamaged, match="made while that was in use, and is not complete"):
+            SqliteLog(str(to), read_only=read_only)
 
 
 def test_damaged_cursors_of_a_copy_are_refused(path: Path, tmp_path: Path) -> None:

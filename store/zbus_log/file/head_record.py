@@ -208,6 +208,12 @@ def read_record(log_path: str) -> Head | None:
     return None if found is None else found[0]
 
 
+def copied_from(log_path: str) -> str | None:
+    """Return the path of the log that this one is a copy of, if its owner had it open; otherwise None."""
+    data = _read(log_path)
+    return _copied_from(data, log_path, boot_id().encode()[:36]) if data else None
+
+
 def may_lack_newest(log_path: str) -> bool:
     """Return whether a power cut may have removed the newest events of the log, as durability 'os' permits."""
     data = _read(log_path)
