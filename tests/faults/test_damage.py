@@ -37,5 +37,6 @@ def test_damage_is_reported_or_changes_nothing(base: Base, tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(7200)
 def test_damage_is_reported_or_changes_nothing_ten_thousand_times(base: Base, tmp_path: Path) -> None:
     run(base, range(1000, 1000 + NIGHTLY_CASES), tmp_path / "case")
