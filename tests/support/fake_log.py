@@ -255,7 +255,7 @@ class FakeLane:
             return self.history.offsets[shown - 1] if shown else 0
 
     def hold(self, reader: tuple[str, int] | None) -> None:
-        self.held = reader
+        self.reader = reader
 
     def low_water(self) -> int:
         return self.history.low_water

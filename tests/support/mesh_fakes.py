@@ -268,7 +268,7 @@ class FakeLog:
         return self._offsets[-1] if self._offsets else 0
 
     def hold(self, reader: tuple[str, int] | None) -> None:
-        self.held = reader
+        self.reader = reader
 
     def low_water(self) -> int:
         return self._low_water

@@ -130,6 +130,7 @@ class AppendResult(NamedTuple):
 
     about: Any
     outcome: Outcome
+    committed: Committed | None = None  # the new events, if the callback is the log's tail too, which then gets both
 
 
 # The log's thread calls it once, when the outcome of an append is known.
@@ -334,7 +335,8 @@ class Log(Protocol):
         """Call `committed`, from the log's thread, with every event after the returned offset. Does not block.
 
         Each event, including those of other writers, is passed once, in the order of offsets, and before the append
-        that stored it is reported as done. This is the only source of delivery.
+        that stored it is reported as done; or together with it, in `AppendResult.committed`, if the append has the same
+        callback. This is the only source of delivery.
         """
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:

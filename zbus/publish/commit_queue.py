@@ -150,6 +150,8 @@ class CommitQueue:
                 self._deliver(item)
                 continue
             assert type(item) is AppendResult
+            if item.committed is not None:
+                self._deliver(item.committed)
             burst: Burst = item.about
             if self._in_flight.pop(id(burst), None) is None:
                 continue  # the queue was closed: its publishers have failed with an unknown outcome

@@ -25,7 +25,7 @@ class CommitNotifier:
     """Delivers notices in the order of the calls, on either thread. Only the writer's thread calls it."""
 
     def __init__(self) -> None:
-        self.tail: Callable[[Committed], None] | None = None
+        self.tail: Callable[[Any], None] | None = None  # gets `Committed`; or `AppendResult`, as the port says
         self._queue: SimpleQueue[list[Notice] | None] = SimpleQueue()
         self._queued = self._delivered = 0  # batches for the other thread; one thread writes each counter
         self._thread: threading.Thread | None = None
@@ -61,6 +61,9 @@ class CommitNotifier:
     def _deliver(self, done: Appended, about: Any, outcome: Outcome, committed: Committed | None) -> None:
         try:
             if committed is not None and self.tail is not None:
+                if done == self.tail:  # both at once: the event loop wakes up once
+                    done(AppendResult(about, outcome, committed))
+                    return
                 self.tail(committed)
             done(AppendResult(about, outcome))
         except Exception as error:  # a defect in the callback; the others must still be notified
