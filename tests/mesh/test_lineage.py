@@ -20,8 +20,7 @@ from mesh_lossy import Buses, buses_on, eventually, take, wanted
 from mesh_support import ZenohPeers
 
 import zbus
-from zbus.mesh import peer as peers
-from zbus.mesh.origins import incarnations
+from zbus.mesh.origins import claims, incarnations
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
 
 KEY = "shop/orders"
@@ -234,7 +233,7 @@ async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
 async def test_a_forged_beacon_silences_no_publisher_and_is_reported(
     buses: Buses, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], restart: bool
 ) -> None:
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a, b, stranger = await buses.open("a"), await buses.open("b"), await buses.open("stranger")
     network = node_of(a).network
     async with b.subscribe("shop/**", durable="d") as subscription:
@@ -262,7 +261,7 @@ async def test_a_forged_beacon_silences_no_publisher_and_is_reported(
 async def test_past_events_are_owed_by_a_log_that_was_not_connected_when_they_were_wanted(
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a, b = await buses.open("a"), await buses.open("b")
     async with b.subscribe("other/**", durable="first"):
         past = await publish(a, 10, "past")
@@ -287,7 +286,7 @@ async def test_positions_beside_a_log_that_was_replaced_are_not_used(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
     """Only the log of the receiver is restored, and not its positions: it must request again what it no longer has."""
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a = await buses.open("a")
     b = await buses.open("b", keep=["shop/**"])
     await wanted(a, KEY)

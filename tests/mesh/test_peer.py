@@ -15,11 +15,12 @@ import pytest
 from mesh_fakes import Counts, FakeRuntime, envelope, recorded
 
 from zbus.errors import LogError, NoResponders, TransportError
-from zbus.mesh import peer as module
 from zbus.mesh.dedup import Arrival, Dedup
 from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
-from zbus.mesh.peer import CONFIRM_S, EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, UNCONFIRMED_MAX, Peer
+from zbus.mesh.origins import buffered_events
+from zbus.mesh.origins.claims import CONFIRM_S, UNCONFIRMED_MAX
+from zbus.mesh.peer import EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
 from zbus.ports.lineage import Branch, Incarnation, Lineage
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
@@ -146,7 +147,7 @@ class Context:
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         return self.seen.look_up(publisher_id, sequence)
 
-    def proven(self, peer: Peer, shared: int) -> None:
+    def proven(self, origin: int, incarnation: int, shared: int) -> None:
         self.proofs += 1
 
     def report_late(self, envelope: Envelope, link: str) -> None:
@@ -1351,7 +1352,7 @@ async def test_a_peer_that_is_not_known_yet_has_no_past_to_request(make: Make) -
 async def test_the_buffer_is_bounded_and_evicted_events_are_requested(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUFFERED_EVENTS_MAX", 3)
+    monkeypatch.setattr(buffered_events, "BUFFERED_EVENTS_MAX", 3)
     context = make()
     one, _, three = context.publish(1, 2, 3)
     context.available.clear()
@@ -1607,7 +1608,7 @@ async def test_owed_events_are_fetched_when_the_peer_is_seen_and_the_progress_is
 async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 250)
+    monkeypatch.setattr(buffered_events, "BUFFERED_BYTES_MAX", 250)
     context = make()
     events = [msgspec.structs.replace(each, payload=bytes(100)) for each in context.publish(*range(1, 11))]
     context.available.clear()
@@ -1619,4 +1620,4 @@ async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_oth
     await context.settle()
 
     assert context.delivered == list(range(1, 11))
-    assert context.peer._buffered_bytes == 0
+    assert context.peer._buffered._bytes == 0

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "advances a position past an open gap",
         "zbus/mesh/peer.py",
-        "            self._heads.append((self._monotonic(), beacon.head))\n            return\n",
+        "            self._claims.note_head(beacon.head)\n            return\n",
         "            self._context.covered(self.id, self.branch, beacon.head)\n            return\n",
         "three_nodes",
         150,

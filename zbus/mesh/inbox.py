@@ -287,13 +287,14 @@ class Inbox:
         unknown = known if shared is None else NOTHING_KNOWN
         return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
 
-    def proven(self, peer: Peer, shared: int) -> None:
-        """Note that the log of a peer has replied, and shares at most this offset with what was known.
+    def proven(self, origin: int, incarnation: int, shared: int) -> None:
+        """Note that a log has replied, and shares at most this offset with what was known.
 
         The first time, its other incarnations are taken to have ended. If the log was copied, their next frames show
         it, and then they are no longer ended.
         """
-        if not self._incarnations.prove(peer.id, peer.branch.id):
+        peer = self._peers.get((origin, incarnation))
+        if peer is None or not self._incarnations.prove(origin, incarnation):
             return
         for other in [each for each in self._of_origin.get(peer.id, ()) if each is not peer]:
             if other.confirmed is not None:

@@ -37,7 +37,7 @@ from .interest import Interest
 from .link import Link, label, link_names
 from .log_service import LOGS, NO_KEYS, LogPage, LogService, Request, log_key, request_page
 from .node_registry import NodeRegistry
-from .peer import NOTHING_OWED
+from .origins.known_logs import NOTHING_OWED
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue

@@ -7,12 +7,14 @@ that they survive a restart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from zbus.util.memo import Memo
 
 LOGS_MAX = 100_000
 INCARNATIONS_MAX = 8  # of one log; the least recently changed one is forgotten first
+NOTHING_OWED: Mapping[str, int] = MappingProxyType({})
 _POSITION, _OWED = "from", "owed"
 
 
