@@ -20,7 +20,9 @@ from mesh_lossy import Buses, buses_on, eventually, take, wanted
 from mesh_support import ZenohPeers
 
 import zbus
+import zbus_log.log
 from zbus.mesh.origins import claims, incarnations
+from zbus.ports.lineage import Incarnation
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
 
 KEY = "shop/orders"
@@ -135,6 +137,50 @@ async def test_a_rewind_is_noticed_by_a_node_that_was_closed_meanwhile(
     assert sorted(got) == sorted([*third, *third, *fourth])
     (rewound,) = of(records, "ORIGIN_REWOUND")
     assert (rewound["known"], rewound["shared"]) == (30, 10)
+
+
+@pytest.mark.parametrize("events", [5, 20, 40], ids=["fewer", "as-many", "more"])
+async def test_a_machine_that_was_reverted_to_a_snapshot_is_noticed_by_a_node_that_was_closed(
+    buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], events: int
+) -> None:
+    """Its log is in the same incarnation as before, with other events at the same offsets."""
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
+    log, snapshot = tmp_path / "a.db", tmp_path / "snapshot.db"
+    a = await buses.open("a")
+    await publish(a, 10, "first")
+    await a.aclose()
+    copy(log, snapshot)
+    monkeypatch.setattr(zbus_log.log, "new_incarnation", lambda first: Incarnation(77, first, 1, "a"))
+    b = await buses.open("b")
+    async with b.subscribe("shop/**", durable="d", start="beginning") as subscription:
+        a = await buses.open("a")
+        await publish(a, 20, "lost")
+        assert len(await take(subscription, 30)) == 30
+        origin = node_of(a).network.origin
+        known_logs = node_of(b).network.inbox.known_logs
+        await eventually(lambda: f"digest/{origin:x}/4d" in known_logs.names() and known_logs.of(origin)[77] == 30)
+        await a.aclose()
+    await b.aclose()
+    remove(log)
+    copy(snapshot, log)
+    a = await buses.open("a")
+    second = await publish(a, events, "second")
+    b = await buses.open("b")
+
+    async with b.subscribe("shop/**", durable="d") as subscription:
+        (unacknowledged, *got) = payloads(await take(subscription, 1 + events))
+        assert (unacknowledged, got) == (b"lost 19", second)
+        third = await publish(a, 3, "third")
+        assert payloads(await take(subscription, 3)) == third
+
+    found = {each["code"]: each for each in of(records, "ORIGIN_REWOUND")}
+    assert len(of(records, "ORIGIN_REWOUND")) == 2  # each of the two nodes reports it once
+    assert {code: (each["known"], each["shared"]) for code, each in found.items()} == {
+        "log_rewound": (30, 10),
+        "own_log_rewound": (30, 10),
+    }
+    assert b.stats()["origins_rewound"] == 1
+    assert node_of(a).network.branch.parent == 77  # so that later events cannot be mistaken for lost ones
 
 
 def apart(settings: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:

@@ -21,7 +21,7 @@ from zbus.mesh.log_service import LogPage
 from zbus.mesh.origins import buffered_events
 from zbus.mesh.origins.claims import CONFIRM_S, UNCONFIRMED_MAX
 from zbus.mesh.peer import EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
-from zbus.ports.lineage import Branch, Incarnation, Lineage
+from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage, Mark
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
 
@@ -70,6 +70,9 @@ class Context:
         self.coverages: list[int] = []
         self.seen = Dedup()
         self.proofs = 0
+        self.marks: list[Mark] = []
+        self.compared: list[Mark] = []
+        self.digest = 0  # of the log; 0: unknown
         self.rewound: list[tuple[int, int]] = []  # known, shared
         self.unconfirmed: list[tuple[int, int]] = []  # claimed, head
         self.fetched: list[tuple[str, int | None]] = []
@@ -109,7 +112,8 @@ class Context:
             raise self.error
         shared = self.lineage.shared(known)
         head = self.log[-1].offset if self.log else 0
-        return LogPage([], head, head, self.low_water, 0, self.lineage.branch, shared, self.clock_ns)
+        rest = (self.lineage.branch, shared, self.clock_ns, Mark(self.peer.branch.id, head, self.digest))
+        return LogPage([], head, head, self.low_water, 0, *rest)
 
     async def page(
         self,
@@ -119,6 +123,7 @@ class Context:
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
         assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.requests.append((after, from_ns, link, None if expressions is None else tuple(expressions)))
@@ -135,7 +140,10 @@ class Context:
         covered = events[-1].offset if len(events) == self.page_events else head
         await self.available.wait()
         kept = [msgspec.structs.replace(each, previous=0) for each in events if each.offset not in self.hidden]
-        return LogPage(kept, covered, head, self.low_water, len(events) - len(kept))
+        self.compared += [mark] if mark is not None else []
+        differs = None if mark is None or mark.digest == self.digest else 0
+        rest = (NO_BRANCH, None, 0, Mark(self.peer.branch.id, head, self.digest), differs)
+        return LogPage(kept, covered, head, self.low_water, len(events) - len(kept), *rest)
 
     async def wait_for_capacity(self) -> None:
         await self.capacity.wait()
@@ -146,6 +154,9 @@ class Context:
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         return self.seen.look_up(publisher_id, sequence)
+
+    def marked(self, origin: int, mark: Mark) -> None:
+        self.marks.append(mark)
 
     def proven(self, origin: int, incarnation: int, shared: int) -> None:
         self.proofs += 1
@@ -634,7 +645,7 @@ async def test_a_log_that_never_catches_up_and_sends_no_events_is_given_up(
     pages = 0
 
     async def creep(
-        origin: int, after: int, from_ns: int, link: str, expressions: object = None, incarnation: int = 0
+        origin: int, after: int, from_ns: int, link: str, expressions: object = None, **more: object
     ) -> LogPage:
         nonlocal pages
         pages += 1
@@ -1621,3 +1632,94 @@ async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_oth
 
     assert context.delivered == list(range(1, 11))
     assert context.peer._buffered._bytes == 0
+
+
+# Marks: what the log had when it was asked.
+
+
+BRANCH = Branch(9, 1, 9)
+
+
+async def test_the_mark_of_a_page_is_remembered_and_compared_in_the_next_repair(make: Make) -> None:
+    context = make(branch=BRANCH)
+    context.digest = 77
+    one, _, three = context.publish(1, 2, 3)
+    context.receive(one)
+    context.receive(three)
+    await context.settle()
+    assert (context.marks[-1], context.compared) == (Mark(9, 3, 77), [])
+
+    _, five = context.publish(4, 5)
+    context.receive(five)
+    await context.settle()
+
+    assert context.compared == [Mark(9, 3, 77)]
+    assert (context.marks[-1], context.rewound) == (Mark(9, 5, 77), [])
+    assert context.delivered == [1, 2, 3, 4, 5]
+
+
+async def test_a_log_that_has_other_events_than_its_mark_is_asked_for_all_of_them(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    context.publish(1, 2, 3, 4)
+
+    context.peer.ask()
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.compared == [Mark(9, 3, 77)]
+    assert context.rewound == [(3, 0)]
+    assert context.delivered == [1, 2, 3, 4]
+    assert context.marks[-1] == Mark(9, 4, 78)
+
+
+async def test_a_log_whose_branch_shows_that_it_was_replaced_is_reported_once_only(make: Make) -> None:
+    """The node reports it when the branch is first seen. Its events may differ from where the incarnation began."""
+    context = make(covered=2, branch=Branch(9, 3, 5), mark=Mark(5, 8, 77))
+    context.publish(1, 2, 3)
+
+    context.peer.ask()
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert (context.compared, context.rewound) == ([Mark(5, 8, 77)], [])
+    assert context.delivered == [1, 2, 3]
+
+
+async def test_a_beacon_that_names_less_than_the_mark_makes_the_log_compare_it(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.publish(1, 2)
+    context.digest = 78
+
+    context.beacon(1, 2)
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.rewound == [(3, 0)]
+    assert context.delivered == [1, 2]
+
+
+async def test_an_unknown_event_below_the_mark_waits_until_the_log_has_compared_it(make: Make) -> None:
+    """Otherwise it would be delivered before the events of its publisher that are missing as well."""
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    _, two = context.publish(1, 2)
+
+    context.receive(two)
+    assert context.delivered == []
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2]
+
+
+async def test_an_unknown_event_below_a_mark_that_is_still_true_is_delivered_after_the_comparison(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 77
+    _, two, _ = context.publish(1, 2, 3)
+
+    context.receive(two)
+    await context.settle()
+
+    assert set(context.compared) == {Mark(9, 3, 77)}
+    assert (context.delivered[0], context.rewound) == (2, [])

@@ -468,6 +468,46 @@ async def resumed_snapshots(world: World) -> None:
     await world.play(Faults(drop=(0.0, 0.05), kill=(0, 1)), 6.0)
 
 
+@scenario(share=0.02)
+async def reverted_machines(world: World) -> None:
+    """A machine is reverted to a snapshot while the subscriber is away or cut off: its log is in the same incarnation.
+
+    The events that it publishes afterwards must arrive, although they have the offsets of lost events.
+    """
+    reader = await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
+    await world.run(1.0)
+    node = await world.node("a", log=True)
+    publisher = await node.bus.publisher("shop/a/first")
+    for number in range(world.choose("before", 1, 20)):
+        await publisher.publish(b"before %d" % number)
+    assert node.disk is not None
+    snapshot = node.disk.copy()
+    for number in range(world.choose("lost", 1, 20)):
+        await publisher.publish(b"lost %d" % number)
+    await world.run(3.0)  # the position is confirmed and stored
+    away = world.choose("away", 0, 2)
+    if away == 0:
+        await reader.stop()
+    elif away == 1:
+        reader.kill()
+    else:
+        world.isolate(reader)
+    node.kill()
+    node.disk.restore(snapshot)
+    node.disk.is_resumed = True
+    world.ledger.log_replaced(node.disk, world.disks.values())
+    await node.start()
+    publisher = await node.bus.publisher("shop/a/second")
+    for number in range(world.choose("after", 1, 40)):
+        await publisher.publish(b"after %d" % number)
+    await world.run(1.0)
+    await world.heal()
+    for number in range(3):
+        await publisher.publish(b"later %d" % number)
+        await world.run(1.0)
+    await world.play(Faults(drop=(0.0, 0.1), kill=(0, 1)), 6.0)
+
+
 @scenario(share=0.03)
 async def wrong_clocks(world: World) -> None:
     """The clock of a node is wrong by 5 or 30 s, and is moved while it runs."""

@@ -54,6 +54,14 @@ MUTANTS = (
         60,
     ),
     Mutant(
+        "does not notice that a log has other events than before",
+        "zbus/mesh/log_service.py",
+        "        if until is None or (mark",
+        "        if until is not None or (mark",
+        "reverted_machines",
+        10,
+    ),
+    Mutant(
         "forgets the past events that a log owes",
         "zbus/mesh/origins/known_logs.py",
         "            self._owed[origin] = dict.fromkeys(expressions, 0) | self.owed_by(origin)\n",

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from zbus.event import Event
-from zbus.ports.lineage import Branch
+from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Log, Row, Stored
 from zbus.wire.envelope import Envelope
 
@@ -106,6 +106,7 @@ class Receives(Protocol):
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
         """Request a page of another node's log."""
 
@@ -153,8 +154,9 @@ class PeerContext(GapReporter, Protocol):
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
-        """Request a page of a log. `link` is where its node was last seen."""
+        """Request a page of a log, which compares `mark` with its events. `link` is where its node was last seen."""
 
     async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
@@ -164,6 +166,9 @@ class PeerContext(GapReporter, Protocol):
 
     def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
+
+    def marked(self, origin: int, mark: Mark) -> None:
+        """Remember what a log had when it was asked, to compare it after a pause."""
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         """Return what is known of an identity."""

@@ -27,7 +27,7 @@ from zbus.observe.records import (
 )
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
-from zbus.ports.lineage import Branch
+from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
@@ -273,8 +273,8 @@ class Inbox:
             peer = self._new_peer(origin, branch, others)
             self._of_origin[origin] = [*others, peer]
             self._peers[key] = peer
-            if others:
-                peer.ask()  # if its log replies, it may end the others
+            if others or self.known_logs.mark(origin, branch) is not None:
+                peer.ask()  # its log may end the others, or may have been reverted since it was last asked
         return self._peers.use(key)
 
     def _new_peer(self, origin: int, branch: Branch, others: Sequence[Peer]) -> Peer:
@@ -285,7 +285,8 @@ class Inbox:
         if branch.first and branch.id not in known and reach > branch.before:
             self._rewinds[origin, branch.id] = (reach, branch.before)
         unknown = known if shared is None else NOTHING_KNOWN
-        return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
+        owed, mark = self.known_logs.owed_by(origin), self.known_logs.mark(origin, branch)
+        return Peer(origin, self, shared, self._runtime, branch, unknown, owed, mark)
 
     def proven(self, origin: int, incarnation: int, shared: int) -> None:
         """Note that a log has replied, and shares at most this offset with what was known.
@@ -458,6 +459,10 @@ class Inbox:
                 self.known_logs.reached(origin, branch.id, offset)
 
         storing.add_done_callback(remember) if storing is not None else remember()
+
+    def marked(self, origin: int, mark: Mark) -> None:
+        """Remember what a log had when it was asked, to compare it after a pause."""
+        self.known_logs.marked(origin, mark)
 
     def report_gap(
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1

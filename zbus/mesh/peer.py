@@ -32,7 +32,7 @@ from zbus.observe.records import (
     record,
     record_reason,
 )
-from zbus.ports.lineage import NO_BRANCH, Branch
+from zbus.ports.lineage import NO_BRANCH, Branch, Mark
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
@@ -68,11 +68,13 @@ class Peer:
         branch: Branch = NO_BRANCH,
         known: Mapping[int, int] = NOTHING_KNOWN,
         owed: Mapping[str, int] = NOTHING_OWED,
+        mark: Mark | None = None,
     ) -> None:
         """Start at `covered`; None if that is not known.
 
         `known` has other incarnations of its log with the offsets that were reached in them, which its log compares
-        with its own. `owed` has expressions whose past events are still to be requested, each after an offset.
+        with its own. `owed` has expressions whose past events are still to be requested, each after an offset. `mark`
+        is what its log had before, which is compared with what it has now.
         """
         self.id, self.branch, self._context, self._runtime = id, branch, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.steady_ns
@@ -95,7 +97,7 @@ class Peer:
         self._owed = dict(owed)
         self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
-        self._claims = Claims(self, context, runtime, covered, known)
+        self._claims = Claims(self, context, runtime, covered, known, mark)
         self._gave_up = False  # since the last beacon: some events up to `_covered` did not arrive
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
@@ -169,6 +171,10 @@ class Peer:
                 if new and new[-1].offset == envelope.offset and _identity(new[-1]) == _identity(envelope):
                     self._context.count("duplicates_received", 1)  # it was buffered twice
                 elif self._is_missed(envelope):
+                    if self._claims.may_be_reverted(envelope.offset):
+                        self._buffered.add(envelopes[at:], link)  # events before it may be missing as well
+                        self._repair()
+                        break
                     new.append(envelope)
                     contradicted = True
                 continue
@@ -203,6 +209,7 @@ class Peer:
         if self._owed:
             self._repair()
         if self._covered is not None and beacon.head <= self._covered:
+            self._claims.not_advanced(beacon.head)
             return
         if self._repairing is not None:
             self._note_newest(beacon)
@@ -464,9 +471,13 @@ class Peer:
         from_ns = 0
         if self._covered is None and interest.earliest:
             from_ns = max(0, min(interest.earliest + self._skew.ns, self._clock_ns))
-        link, asked_at, heads = self.link, self._time_ns(), self._claims.heads
-        page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id)
+        link, asked_at, heads, mark = self.link, self._time_ns(), self._claims.heads, self._claims.mark
+        page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id, mark=mark)
         self._claims.replied(page)
+        if mark is not None and (shared := self._claims.compared(page)) is not None:
+            # Events that were published before this node wanted them are left out, as for a new peer.
+            self._rewind_to, self._covered_at, self._complete = shared, 0, False
+            return ()
         self._skew.measure(page.now_ns, asked_at)
         self._claims.compare_heads(heads, page, link)
         self._check_page(page, after)

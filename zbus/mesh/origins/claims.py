@@ -3,6 +3,10 @@
 A beacon is only a claim, and it may be forged. Events are delivered as they arrive, but the position of the peer is
 stored only once its log has confirmed it. A claim that the log does not confirm is reported and forgotten, and the
 events after the last confirmed position are requested again.
+
+A process that was reverted to a snapshot of its machine is in the same incarnation, and may have reached the confirmed
+position again with other events. At the first contact after a restart of this node, in each repair, and after a beacon
+that names less than was known, the log therefore compares its events with the last known mark.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from zbus.event import NUMBER_MAX
 from zbus.mesh.host import PeerContext
 from zbus.mesh.log_service import NOTHING_KNOWN, LogPage
 from zbus.observe.records import EVENT_RETRY, record_reason
-from zbus.ports.lineage import Branch
+from zbus.ports.lineage import Branch, Mark
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
@@ -73,6 +77,7 @@ class Claims:
         runtime: Runtime,
         confirmed: int | None,
         known: Mapping[int, int],
+        mark: Mark | None = None,
     ) -> None:
         self._peer, self._context = peer, context
         self._runtime, self._monotonic = runtime, runtime.monotonic
@@ -83,6 +88,9 @@ class Claims:
         self._heads: deque[Head] = deque(maxlen=HEADS_KEPT)  # of the beacons during a repair
         self._is_proven = False  # the log has replied
         self._doubted_at = -math.inf
+        self._mark = mark  # the last one that its log has named
+        self._is_compared = mark is None  # with the log, since the last pause
+        self._compared_at = -math.inf
         self._confirming: asyncio.Task[None] | None = None
 
     # Beacons.
@@ -103,6 +111,16 @@ class Claims:
         elif self._peer.has_log and self._confirming is None:
             self._confirming = asyncio.get_running_loop().create_task(self._confirm())
 
+    def not_advanced(self, head: int) -> None:
+        """Note a beacon that names nothing new. If it names less than was known, the log may have been reverted."""
+        if self._mark is not None and head < self._mark.offset and self.may_be_reverted(head):
+            self._peer.ask()
+
+    def may_be_reverted(self, offset: int) -> bool:
+        """Return whether the log must compare its mark, because a new event or a head is not above it."""
+        compared_s = self._monotonic() - self._compared_at
+        return self._mark is not None and offset <= self._mark.offset and compared_s >= DOUBT_S
+
     def doubt(self) -> None:
         """Forget everything that the log has not confirmed, because a claim contradicts an event."""
         now = self._monotonic()
@@ -117,6 +135,7 @@ class Claims:
         """Forget what was claimed: the pages will show it."""
         self._claimed = 0
         self._heads.clear()
+        self._is_compared = self._mark is None
 
     def note_head(self, head: int) -> None:
         """Keep the head of a beacon that came during a repair."""
@@ -157,7 +176,29 @@ class Claims:
         if not self._is_proven:
             self._is_proven = True
             self._context.proven(peer.id, peer.branch.id, shared)
+        if self._is_compared and page.mark.digest and page.mark.incarnation == peer.branch.id:
+            self._mark = page.mark
+            self._context.marked(peer.id, page.mark)
         return page
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark that the log must compare with its events; None if it did since the repair began."""
+        return None if self._is_compared else self._mark
+
+    def compared(self, page: LogPage) -> int | None:
+        """Note what the log replied to the mark. If it has other events, return where they may begin to differ."""
+        mark, peer, shared = self._mark, self._peer, page.differs_after
+        self._is_compared, self._compared_at = True, self._monotonic()
+        if mark is None or shared is None:
+            self.replied(page)  # its mark replaces the one that was compared
+            return None
+        self._mark = None
+        if mark.incarnation == peer.branch.id or mark.offset <= peer.branch.before:  # otherwise its branch has shown it
+            self._context.report_rewound(peer.id, peer.branch, max(mark.offset, self.confirmed or 0), shared)
+        if self.confirmed is not None:
+            self.confirmed = min(self.confirmed, shared)
+        return shared
 
     async def compare(self) -> tuple[LogPage, bool]:
         """Ask the log for the offset that it shares with the known incarnations. Returns whether any was known.
