@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mesh_support import ZenohPeers
 
 import zbus
 import zbus_log.log
+from zbus.mesh.log_service import log_key, request_page
 from zbus.mesh.origins import claims, incarnations
 from zbus.ports.lineage import Incarnation
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
@@ -267,6 +269,13 @@ async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
 
     await eventually(lambda: network.branch != before)
     assert (network.branch.parent, network.branch.first) == (before.id, 4)
+    served = {each for each in network.served if each.startswith(f"@zbus/log/{network.origin:x}")}
+    assert served == {log_key(network.origin), log_key(network.origin, network.branch.id)}
+    request = partial(node_of(b).network.request_client.request, stream=True)
+    page = partial(request_page, request, network.origin, ("**",), 0, 0, 5.0)
+    assert (await page(incarnation=network.branch.id)).head == 3
+    with pytest.raises(zbus.NoResponders):  # only the other copy may answer
+        await page(incarnation=before.id)
     assert a.stats()["copies_found"] == 1
     assert [each["code"] for each in of(records, "ORIGIN_CLONED")] == ["own_log_copied"]
     async with b.subscribe("shop/**") as subscription:

@@ -473,6 +473,8 @@ class Network:
             return
         self._separated_at = now
         await self._run(log.begin_incarnation)
+        # From here on, a request for the earlier incarnation is one for the other copy.
+        self.request_server.withdraw(log_key(self.origin, self._lineage.current.id))
         self._lineage = log.lineage
         self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)
         self._declare()
