@@ -22,6 +22,7 @@ from mesh_support import ZenohPeers
 
 import zbus
 import zbus_log.log
+from zbus.mesh import node_registry
 from zbus.mesh.log_service import log_key, request_page
 from zbus.mesh.origins import claims, incarnations
 from zbus.ports.lineage import Incarnation
@@ -198,7 +199,8 @@ def apart(settings: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str
 async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reported(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(incarnations, "LATE_S", 0.2)
+    for module in (incarnations, node_registry):
+        monkeypatch.setattr(module, "LATE_S", 0.2)
     b = await buses.open("b")
     monkeypatch.setattr(buses.wire, "settings", apart(buses.wire.settings))
     async with b.subscribe("shop/**", durable="d") as subscription:
@@ -226,6 +228,12 @@ async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reporte
                 break
             await asyncio.sleep(0.5)
         assert (one.stats()["copies_found"], two.stats()["copies_found"]) == (1, 1)
+        networks = [node_of(each).network for each in (one, two)]
+        for each in networks * 2:
+            each.registry.announce_soon()
+            await asyncio.sleep(0.3)
+        shown = [node.incarnation for node in b.nodes() if node.id == f"{networks[0].origin:x}" and node.alive]
+        assert sorted(shown) == sorted(f"{each.branch.id:x}" for each in networks)
     found = of(records, "ORIGIN_CLONED")
     assert {each["code"] for each in found} <= {"log_copied", "own_log_copied"}
     assert "log_copied" in {each["code"] for each in found}

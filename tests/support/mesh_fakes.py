@@ -338,7 +338,7 @@ class MeshHost(FakeHost):
         self.described: list[tuple[int, dict[int, int]]] = []
         self.page_requests: list[tuple[int, int, int, str, Sequence[str] | None]] = []
         self.interest = Interest()
-        self.beacon_received = self.beacons.append
+        self.beacon_received = lambda origin, incarnation: self.beacons.append(origin)
         self.request_cancelled = self.cancelled.append
 
     def announcement_received(self, frame: bytes, link: str) -> None:

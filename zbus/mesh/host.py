@@ -80,7 +80,7 @@ class Host(Protocol):
 class Receives(Protocol):
     """The network, as the inbox sees it."""
 
-    def beacon_received(self, origin: int) -> None:
+    def beacon_received(self, origin: int, incarnation: int) -> None:
         """Note that a node sent a beacon, so it is alive."""
 
     def announcement_received(self, frame: bytes, link: str) -> None:

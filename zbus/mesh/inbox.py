@@ -200,7 +200,7 @@ class Inbox:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own or self._network.is_copy(beacon.branch, beacon.head, beacon.digest):
                 self.sequence_marks.note_beacon(beacon, self.interest)
-                self._network.beacon_received(beacon.origin)
+                self._network.beacon_received(beacon.origin, beacon.branch.id)
                 self._peer(beacon.origin, beacon.branch, beacon.head).beacon(beacon, link)
                 self._incarnations.check(beacon.origin, beacon.branch, beacon.head, beacon.digest)
             return ()

@@ -523,9 +523,9 @@ class Network:
 
     # Called by the inbox and the node registry.
 
-    def beacon_received(self, origin: int) -> None:
+    def beacon_received(self, origin: int, incarnation: int) -> None:
         """Note that a node sent a beacon, so it is alive."""
-        self.registry.seen(origin)
+        self.registry.seen(origin, incarnation)
 
     def announcement_received(self, frame: bytes, link: str) -> None:
         """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
