@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mesh_support import ZenohPeers
 import zbus
 import zbus_log.log
 from zbus.mesh import node_registry
-from zbus.mesh.log_service import log_key, request_page
+from zbus.mesh.log_service import LogPage, log_key, request_page
 from zbus.mesh.origins import claims, incarnations
 from zbus.ports.lineage import Incarnation
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
@@ -259,6 +259,14 @@ async def test_a_node_reports_a_copy_of_its_own_log(
     assert [each["code"] for each in of(records, "ORIGIN_CLONED")] == ["own_log_copied", "own_log_copied"]
 
 
+async def answers(page: Awaitable[LogPage]) -> bool:
+    try:
+        await page
+    except zbus.NoResponders:
+        return False
+    return True
+
+
 async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
     buses: Buses, records: list[dict[str, Any]]
 ) -> None:
@@ -281,15 +289,53 @@ async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
     assert served == {log_key(network.origin), log_key(network.origin, network.branch.id)}
     request = partial(node_of(b).network.request_client.request, stream=True)
     page = partial(request_page, request, network.origin, ("**",), 0, 0, 5.0)
-    assert (await page(incarnation=network.branch.id)).head == 3
-    with pytest.raises(zbus.NoResponders):  # only the other copy may answer
-        await page(incarnation=before.id)
+    async with asyncio.timeout(20):  # until the keys are declared on both sides
+        while not await answers(page(incarnation=network.branch.id)) or await answers(page(incarnation=before.id)):
+            await asyncio.sleep(0.05)  # for the earlier incarnation, only the other copy may answer
     assert a.stats()["copies_found"] == 1
     assert [each["code"] for each in of(records, "ORIGIN_CLONED")] == ["own_log_copied"]
     async with b.subscribe("shop/**") as subscription:
         await wanted(a, KEY)
         sent = await publish(a, 3, "second")
         assert payloads(await take(subscription, 3)) == sent
+
+
+async def test_resumed_copies_with_the_same_publisher_ids_get_new_ones_and_conflicts_are_reported(
+    buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
+) -> None:
+    a = await buses.open("a")
+    await publish(a, 3, "first")
+    await a.aclose()
+    copy(tmp_path / "a.db", tmp_path / "copy.db")
+    monkeypatch.setattr(zbus_log.log, "new_incarnation", lambda first: Incarnation(77, first, 1, "a"))
+    one, two = await buses.open("a"), await buses.open("copy")
+    monkeypatch.undo()
+    b = await buses.open("b")
+    publishers = [await each.publisher(KEY) for each in (one, two)]
+    for each in publishers:
+        each.publisher_id = 4711  # as in the memory of a resumed machine
+    async with b.subscribe("shop/**", durable="d") as subscription:
+        for number in range(5):
+            for name, each in zip(("one", "two"), publishers, strict=True):
+                await each.publish(f"{name} {number}")
+
+        branches = [node_of(each).network for each in (one, two)]
+        await eventually(lambda: branches[0].branch.id != branches[1].branch.id)
+        await eventually(lambda: b.stats().get("identity_conflicts", 0) >= 1)
+        later = [f"later {name} {number}" for number in range(5) for name in ("one", "two")]
+        for number, payload in enumerate(later):
+            await publishers[number % 2].publish(payload)
+
+        got: list[str] = []
+        while not set(later) <= set(got):
+            got += [payload.decode() for payload in payloads(await take(subscription, 1))]
+
+    early = {f"{name} {number}" for number in range(5) for name in ("one", "two")}
+    assert set(got) <= early | set(later)
+    assert len(early - set(got)) <= b.stats()["identity_conflicts"]  # each of them was reported
+    assert len({each.publisher_id for each in publishers}) == 2
+    conflict = next(each for each in of(records, "EVENT_DROPPED") if each["code"] == "identity_conflict")
+    assert (conflict["origin"], conflict["publisher_id"]) == (f"{branches[0].origin:x}", 4711)
 
 
 @pytest.mark.parametrize("restart", [False, True])

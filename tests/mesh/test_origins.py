@@ -94,6 +94,28 @@ def test_the_mark_of_a_log_is_stored_with_its_position_and_forgotten_if_the_log_
     assert logs.mark(5, SECOND) is None
 
 
+def test_a_position_in_an_incarnation_with_two_histories_ends_before_it() -> None:
+    logs = KnownLogs()
+    logs.reached(5, 7, 90)
+    logs.reached(5, 9, 130)
+    logs.settled(5, 9, 140)
+    logs.marked(5, Mark(9, 120, 3))
+    assert not logs.is_split(5, 9)
+
+    logs.split(5, 9, 100)
+    assert (logs.is_split(5, 9), logs.is_split(5, 7), logs.is_split(3, 9)) == (True, False, False)
+    assert (logs.of(5), logs.mark(5, SECOND)) == ({7: 90, 9: 100}, None)
+    logs.reached(5, 9, 150)
+    logs.settled(5, 9, 150)
+    logs.reached(5, 13, 160)
+
+    assert logs.of(5) == {7: 90, 9: 100, 13: 160}
+    assert logs.certain(5, {9: 200, 13: 200}) == {9: 100, 13: 200}
+    for number in range(100, 100 + INCARNATIONS_MAX):
+        logs.split(5, number, 0)
+    assert not logs.is_split(5, 9)  # their number is bounded
+
+
 def test_the_number_of_marks_of_a_log_is_bounded() -> None:
     logs = KnownLogs()
     for number in range(2 * INCARNATIONS_MAX):

@@ -71,6 +71,7 @@ class Context:
         self.seen = Dedup()
         self.proofs = 0
         self.marks: list[Mark] = []
+        self.splits: dict[int, int] = {}
         self.compared: list[Mark] = []
         self.digest = 0  # of the log; 0: unknown
         self.rewound: list[tuple[int, int]] = []  # known, shared
@@ -155,8 +156,12 @@ class Context:
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         return self.seen.look_up(publisher_id, sequence)
 
-    def marked(self, origin: int, mark: Mark) -> None:
-        self.marks.append(mark)
+    def marked(self, origin: int, mark: Mark, confirmed: bool) -> bool:
+        self.marks += [mark] if confirmed else []
+        return mark.incarnation not in self.splits
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        self.splits[incarnation] = before
 
     def proven(self, origin: int, incarnation: int, shared: int) -> None:
         self.proofs += 1
@@ -1723,3 +1728,43 @@ async def test_an_unknown_event_below_a_mark_that_is_still_true_is_delivered_aft
 
     assert set(context.compared) == {Mark(9, 3, 77)}
     assert (context.delivered[0], context.rewound) == (2, [])
+
+
+async def test_the_digest_of_a_beacon_whose_events_arrived_is_compared_but_not_stored(make: Make) -> None:
+    context = make(branch=BRANCH)
+    context.digest = 77
+    one, two, _ = context.publish(1, 2, 3)
+    context.receive(one, two)
+    context.peer.beacon(Beacon(LOGGED, 0, 2, {A: (2, 7, 2)}, BRANCH, (77 << 2).to_bytes(8)), "nats")
+    context.peer.beacon(Beacon(LOGGED, 2, 9, {}, BRANCH, (78 << 2).to_bytes(8)), "nats")  # no event shows it
+    assert context.marks == []
+
+    context.peer.ask()
+    await context.settle()
+
+    assert context.compared == [Mark(9, 2, 77)]
+    assert context.marks[-1] == Mark(9, 3, 77)
+
+
+async def test_an_incarnation_with_two_histories_is_not_compared_again(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    context.publish(1, 2, 3, 4)
+    for _ in range(2):
+        context.peer.ask()
+        await asyncio.sleep(5)
+
+    assert (context.splits, context.rewound) == ({9: 0}, [(3, 0)])
+    assert context.compared == [Mark(9, 3, 77)]
+
+
+async def test_a_position_that_may_be_one_in_another_copy_is_not_used(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH)
+    context.publish(1, 2, 3)
+
+    context.peer.distrust(1)
+    assert context.peer.confirmed == 1
+    await context.settle()
+
+    assert context.delivered == [2, 3]
+    assert context.peer.confirmed == 3

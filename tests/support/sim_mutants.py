@@ -62,6 +62,14 @@ MUTANTS = (
         10,
     ),
     Mutant(
+        "uses a position in one copy of a log for the other copy",
+        "zbus/mesh/origins/known_logs.py",
+        "        return {each: min(offset, split.get(each, offset)) for each, offset in known.items()}\n",
+        "        return dict(known) if split is not None else {}\n",
+        "resumed_snapshots",
+        60,
+    ),
+    Mutant(
         "forgets the past events that a log owes",
         "zbus/mesh/origins/known_logs.py",
         "            self._owed[origin] = dict.fromkeys(expressions, 0) | self.owed_by(origin)\n",

@@ -167,8 +167,11 @@ class PeerContext(GapReporter, Protocol):
     def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
 
-    def marked(self, origin: int, mark: Mark) -> None:
-        """Remember what a log had when it was asked, to compare it after a pause."""
+    def marked(self, origin: int, mark: Mark, confirmed: bool) -> bool:
+        """Return whether to compare a mark later. It is stored if the log itself has named it."""
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        """Note that an incarnation of a log has two histories, which are the same up to an offset."""
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         """Return what is known of an identity."""

@@ -73,10 +73,11 @@ class Network:
         runtime: Runtime,
         published_keys: Collection[str],
         links_changed: Callable[[], None],
+        renew_identities: Callable[[], None],
         forward: Callable[[str], Forward] | None = None,
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
-        self._runtime, self._links_changed = runtime, links_changed
+        self._runtime, self._links_changed, self._renew_identities = runtime, links_changed, renew_identities
         self._steady_ns = runtime.steady_ns
         self._failures = Counters("mesh", runtime)
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
@@ -472,6 +473,7 @@ class Network:
         if now - self._separated_at < SEPARATE_S:
             return
         self._separated_at = now
+        self._renew_identities()  # first: no event of the new incarnation has an id that the other copy uses
         await self._run(log.begin_incarnation)
         # From here on, a request for the earlier incarnation is one for the other copy.
         self.request_server.withdraw(log_key(self.origin, self._lineage.current.id))

@@ -241,6 +241,12 @@ class Peer:
             self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()
 
+    def distrust(self, offset: int) -> None:
+        """Request the events after `offset` again, because the position may be one in another copy of the log."""
+        if self._claims.confirmed is not None:
+            self._claims.confirmed = min(offset, self._claims.confirmed)
+        self.rewind(offset)
+
     def fetch_past(self, expressions: Sequence[str]) -> bool:
         """Request the past events of expressions as well. Return False for a new peer: it is asked for them anyway."""
         if not self.has_log or (self._covered is None and not self._last and self._repairing is None):
@@ -347,8 +353,8 @@ class Peer:
 
     def _believe(self, beacon: Beacon) -> None:
         """Advance as far as the events that a beacon names show. That its log reaches further, the log must confirm."""
-        self._claims.believe(beacon.head)
         named = max([offset for offset, _, _ in beacon.newest.values()], default=0)
+        self._claims.believe(beacon.head, beacon.digest if named == beacon.head else b"")
         self._advance(min(beacon.head, named) if self.has_log else beacon.head)
 
     def _advance(self, head: int) -> None:

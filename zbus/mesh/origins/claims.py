@@ -23,7 +23,7 @@ from zbus.event import NUMBER_MAX
 from zbus.mesh.host import PeerContext
 from zbus.mesh.log_service import NOTHING_KNOWN, LogPage
 from zbus.observe.records import EVENT_RETRY, record_reason
-from zbus.ports.lineage import Branch, Mark
+from zbus.ports.lineage import Branch, Mark, digest_number
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
@@ -99,10 +99,12 @@ class Claims:
         """Return whether a beacon with this head was believed, so that the next one follows it."""
         return head in self._believed
 
-    def believe(self, head: int) -> None:
+    def believe(self, head: int, digest: bytes) -> None:
         """Note a beacon whose events arrived. That its log reaches `head`, the log must confirm."""
         self._claimed = max(head, self._claimed)
         self._believed.append(head)
+        if digest and self._is_compared:
+            self._keep(Mark(self._peer.branch.id, head, digest_number(digest)), confirmed=False)
 
     def advanced(self, covered: int) -> None:
         """Note that nothing up to an offset is missing. The log is asked whether it reaches it, unless it said so."""
@@ -176,10 +178,13 @@ class Claims:
         if not self._is_proven:
             self._is_proven = True
             self._context.proven(peer.id, peer.branch.id, shared)
-        if self._is_compared and page.mark.digest and page.mark.incarnation == peer.branch.id:
-            self._mark = page.mark
-            self._context.marked(peer.id, page.mark)
+        if self._is_compared and page.mark.incarnation == peer.branch.id:
+            self._keep(page.mark, confirmed=True)
         return page
+
+    def _keep(self, mark: Mark, confirmed: bool) -> None:
+        if mark.digest and self._context.marked(self._peer.id, mark, confirmed):
+            self._mark = mark
 
     @property
     def mark(self) -> Mark | None:
@@ -194,6 +199,7 @@ class Claims:
             self.replied(page)  # its mark replaces the one that was compared
             return None
         self._mark = None
+        self._context.split(peer.id, mark.incarnation, shared)
         if mark.incarnation == peer.branch.id or mark.offset <= peer.branch.before:  # otherwise its branch has shown it
             self._context.report_rewound(peer.id, peer.branch, max(mark.offset, self.confirmed or 0), shared)
         if self.confirmed is not None:
@@ -264,7 +270,7 @@ class Claims:
             self.confirmed = head
         else:
             self._context.report_unconfirmed(peer.id, claimed, head, peer.link)
-        self._doubted_at = -math.inf
+        self._doubted_at, self._mark = -math.inf, None
         self.doubt()
 
     def close(self) -> list[asyncio.Task[None]]:

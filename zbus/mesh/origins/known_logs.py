@@ -38,6 +38,7 @@ class KnownLogs:
         self._settled = Memo[int, dict[int, int]](LOGS_MAX)  # the same for incarnations that ended; not stored
         self._owed: dict[int, dict[str, int]] = {}
         self._marks = Memo[int, dict[int, Mark]](LOGS_MAX)  # by incarnation
+        self._split = Memo[int, dict[int, int]](LOGS_MAX)  # incarnations with two histories: the offset before
 
     def load(self, name: str, value: int) -> bool:
         """Take over a stored name. Returns False if it is of another kind.
@@ -74,12 +75,33 @@ class KnownLogs:
     def of(self, origin: int) -> dict[int, int]:
         """Return the incarnations of a log that are known, each with the offset that was reached in it."""
         reached, settled = self._reached.get(origin, {}), self._settled.get(origin, {})
-        return reached | {each: max(offset, reached.get(each, 0)) for each, offset in settled.items()}
+        found = reached | {each: max(offset, reached.get(each, 0)) for each, offset in settled.items()}
+        return self.certain(origin, found) if origin in self._split else found
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        """Note that an incarnation has two histories, so that a position in it does not say in which one.
+
+        It was copied while it ran, or reverted. Positions in it end before it from now on, so that the incarnation
+        that follows is asked for all events since `before`.
+        """
+        split = [each for each in self._split.get(origin, {}).items() if each[0] != incarnation]
+        self._split[origin] = dict(split[1 - INCARNATIONS_MAX :]) | {incarnation: before}
+        self.rewound(origin, before)
+
+    def is_split(self, origin: int, incarnation: int) -> bool:
+        """Return whether an incarnation has two histories."""
+        return incarnation in self._split.get(origin, ())
+
+    def certain(self, origin: int, known: Mapping[int, int]) -> dict[int, int]:
+        """Return positions in the incarnations of a log, without those that may be in either of two histories."""
+        split = self._split.get(origin, {})
+        return {each: min(offset, split.get(each, offset)) for each, offset in known.items()}
 
     def reached(self, origin: int, incarnation: int, offset: int) -> None:
         """Note that everything up to an offset arrived and is stored."""
         known = self._reached.get(origin, {})
         others = [(each, at) for each, at in known.items() if each != incarnation][1 - INCARNATIONS_MAX :]
+        offset = min(offset, self._split.get(origin, {}).get(incarnation, offset))
         self._reached[origin] = dict(others) | {incarnation: max(offset, known.get(incarnation, 0))}
         self._reached.move_to_end(origin)
 
