@@ -220,6 +220,21 @@ async def test_a_page_that_reaches_the_head_has_a_mark_and_the_log_compares_it_l
     assert len(reverted) == 2
 
 
+async def test_a_page_says_whether_retention_removed_events_of_the_requested_time(log: SqliteLog) -> None:
+    append(log, [row(number) for number in range(10)])
+    asking = Asking(log)
+    assert not (await asking.page()).lacks
+    log.prune(Rules(max_events=4))
+    low_water = log.low_water()
+    assert 0 < low_water < 10
+
+    assert (await asking.page()).lacks
+    assert (await asking.page(low_water - 1)).lacks
+    assert not (await asking.page(low_water)).lacks
+    assert (await asking.page(from_ns=1_000)).lacks  # the oldest event that is left is later
+    assert not (await asking.page(from_ns=1_000 + low_water + 2)).lacks
+
+
 async def test_a_log_that_cannot_read_its_digest_compares_nothing(
     log: SqliteLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

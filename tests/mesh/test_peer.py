@@ -74,6 +74,7 @@ class Context:
         self.splits: dict[int, int] = {}
         self.compared: list[Mark] = []
         self.digest = 0  # of the log; 0: unknown
+        self.lacks = False  # whether retention removed events of the requested time
         self.rewound: list[tuple[int, int]] = []  # known, shared
         self.unconfirmed: list[tuple[int, int]] = []  # claimed, head
         self.fetched: list[tuple[str, int | None]] = []
@@ -143,7 +144,7 @@ class Context:
         kept = [msgspec.structs.replace(each, previous=0) for each in events if each.offset not in self.hidden]
         self.compared += [mark] if mark is not None else []
         differs = None if mark is None or mark.digest == self.digest else 0
-        rest = (NO_BRANCH, None, 0, Mark(self.peer.branch.id, head, self.digest), differs)
+        rest = (NO_BRANCH, None, 0, Mark(self.peer.branch.id, head, self.digest), differs, self.lacks)
         return LogPage(kept, covered, head, self.low_water, len(events) - len(kept), *rest)
 
     async def wait_for_capacity(self) -> None:
@@ -1768,3 +1769,42 @@ async def test_a_position_that_may_be_one_in_another_copy_is_not_used(make: Make
 
     assert context.delivered == [2, 3]
     assert context.peer.confirmed == 3
+
+
+# Retention before the first contact.
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["live", "stored"])
+@pytest.mark.parametrize("lacks", [False, True], ids=["nothing", "something"])
+async def test_a_new_peer_that_removed_events_which_a_stored_key_waited_for_is_reported_once(
+    make: Make, stored: bool, lacks: bool
+) -> None:
+    context = make(covered=None)
+    if stored:
+        context.interest.add([A], 0, store=True)
+    context.publish(1, 2, 3, 4, 5, 6)
+    context.low_water, context.lacks = 4, lacks
+
+    context.peer.ask()
+    await context.settle()
+    seven, eight = context.publish(7, 8)
+    context.receive(seven)
+    context.receive(eight)
+
+    assert context.gaps == ([(A, 5, False)] if stored and lacks else [])
+    assert context.delivered == [5, 6, 7, 8]
+
+
+async def test_removed_events_from_before_a_stored_key_was_wanted_are_not_reported(make: Make) -> None:
+    """The request was for an earlier time because of another key."""
+    context = make(covered=None)
+    context.interest.add([B], 5, store=True)
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add([A], 0, store=False)
+    context.publish(5, 6, key=B)
+    context.low_water, context.lacks = 4, True
+
+    context.peer.ask()
+    await context.settle()
+
+    assert context.gaps == []

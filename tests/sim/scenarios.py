@@ -112,7 +112,7 @@ def is_ready(world: World, node: str, durable: str) -> bool:
 # Publish and subscribe.
 
 
-@scenario(share=0.12)
+@scenario(share=0.09)
 async def three_nodes(world: World) -> None:
     """A durable and a live subscriber of everything that three nodes publish."""
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))
@@ -572,10 +572,7 @@ async def lossy_without_a_log(world: World) -> None:
     await world.play(Faults(drop=(0.02, 0.1), partition=(0, 2), one_way=(0, 2), disconnect=(0, 1)), SECONDS)
 
 
-@scenario(
-    known_failure="events that retention removed before the first contact with their log are not reported",
-    known_seeds=range(3),
-)
+@scenario(share=0.01)
 async def retention_before_the_first_contact(world: World) -> None:
     """A durable subscription is older than events that are removed before their publisher can be reached."""
     await world.node("c", log=True, program=subscribing("shop/**", durable="billing"))

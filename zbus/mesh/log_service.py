@@ -68,6 +68,7 @@ class _Covered(msgspec.Struct, array_like=True, frozen=True):
     now_ns: _Number = 0  # by the clock of the log's node; 0: unknown
     mark: Mark = NO_MARK  # of the head, in the last page
     differs_after: _Number | None = None  # the log has not what `mark` of the request says; it shares up to this offset
+    lacks: bool = False  # retention removed events after `after` that may be of the requested time
 
 
 class LogInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -144,7 +145,8 @@ class LogService:
         # The log has no events after the end that `to_ns` sets, so the page covers everything up to `until`.
         covered = until if narrow.until is not None and page.covered >= narrow.until else min(page.covered, until)
         mark = self._mark(lineage, head) if covered >= head else NO_MARK
-        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped, *rest, mark, differs_after))
+        lacks = low_water > wanted.after and narrow.after <= low_water
+        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped, *rest, mark, differs_after, lacks))
 
     def _mark(self, lineage: Lineage, head: int) -> Mark:
         return Mark(lineage.current.id, head, self._digest_number(head))
@@ -201,6 +203,7 @@ class LogPage(NamedTuple):
     now_ns: int = 0
     mark: Mark = NO_MARK
     differs_after: int | None = None
+    lacks: bool = False
 
 
 async def request_page(

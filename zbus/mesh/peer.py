@@ -487,7 +487,8 @@ class Peer:
         self._skew.measure(page.now_ns, asked_at)
         self._claims.compare_heads(heads, page, link)
         self._check_page(page, after)
-        trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
+        # A new peer may have removed events before the first contact, which a stored key was waiting for.
+        trimmed = page.low_water > after and (self._covered is not None or bool(self._last) or self._lacks(page))
         new: list[Envelope] = []
         for envelope in page.envelopes:
             if self._predates_interest(envelope, interest.of(envelope.key).since):
@@ -512,6 +513,12 @@ class Peer:
         self._complete = page.covered >= page.head
         self._buffered.remove_supplied(self._covered, self._is_known)
         return new
+
+    def _lacks(self, page: LogPage) -> bool:
+        """Return whether a new peer has removed events that this node may have had to store."""
+        interest = self._context.interest
+        wanted = [interest.of(each.key) for each in page.envelopes] if page.lacks else []
+        return any(each.stored and each.since <= interest.earliest for each in wanted)  # the request began then
 
     async def _accept_buffered(self, until: int) -> bool:
         """Deliver the buffered events up to an offset, which the log no longer has. Report what is missing before them.
