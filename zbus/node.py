@@ -136,6 +136,11 @@ class Node:
         self.entry.is_open = False
         self._threads.executor = None  # `aclose` then does nothing
 
+    def renew_identities(self) -> None:
+        """Give all publishers new ids, because a copy of this process may use the same ones."""
+        self.entry.renew_identities()
+        self.sessions.identities.renew()
+
     # Opening and closing.
 
     async def start(self) -> None:
@@ -237,9 +242,8 @@ class Node:
             self.dispatcher.delivered = commits.tail_after
         from .mesh.network import Network  # not before: it takes a while to import
 
-        self.network = Network(
-            self, config, self.runtime, self.entry.published_keys, self._links_changed, self._forward
-        )
+        keys, changed = self.entry.published_keys, self._links_changed
+        self.network = Network(self, config, self.runtime, keys, changed, self.renew_identities, self._forward)
         self.dispatcher.interest = self.network
         self.requests = Requests(self.network, config.payload_bytes_max, self.runtime)
         await self.network.start()

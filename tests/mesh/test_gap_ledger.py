@@ -286,7 +286,7 @@ def test_a_range_that_no_subscriber_needed_at_that_time_is_not_reported(
 
 
 def test_a_range_that_cannot_be_reported_yet_is_counted_once(trimmed: TrimmedRanges, reporter: Reporter) -> None:
-    trimmed.count()
+    trimmed.report_range(0)
     assert reporter.counts == {"gaps": 1, "gaps_unrepaired": 1}
     reporter.nothing_missing.add(8)
 

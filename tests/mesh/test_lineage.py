@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from mesh_lossy import Buses, buses_on, eventually, take, wanted
 from mesh_support import ZenohPeers
 
 import zbus
-from zbus.mesh import peer as peers
-from zbus.mesh.origins import incarnations
+import zbus_log.log
+from zbus.mesh import node_registry
+from zbus.mesh.log_service import LogPage, log_key, request_page
+from zbus.mesh.origins import claims, incarnations
+from zbus.ports.lineage import Incarnation
 from zbus.wire.beacon import Beacon, beacon_key, encode_beacon
 
 KEY = "shop/orders"
@@ -139,6 +143,50 @@ async def test_a_rewind_is_noticed_by_a_node_that_was_closed_meanwhile(
     assert (rewound["known"], rewound["shared"]) == (30, 10)
 
 
+@pytest.mark.parametrize("events", [5, 20, 40], ids=["fewer", "as-many", "more"])
+async def test_a_machine_that_was_reverted_to_a_snapshot_is_noticed_by_a_node_that_was_closed(
+    buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], events: int
+) -> None:
+    """Its log is in the same incarnation as before, with other events at the same offsets."""
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
+    log, snapshot = tmp_path / "a.db", tmp_path / "snapshot.db"
+    a = await buses.open("a")
+    await publish(a, 10, "first")
+    await a.aclose()
+    copy(log, snapshot)
+    monkeypatch.setattr(zbus_log.log, "new_incarnation", lambda first: Incarnation(77, first, 1, "a"))
+    b = await buses.open("b")
+    async with b.subscribe("shop/**", durable="d", start="beginning") as subscription:
+        a = await buses.open("a")
+        await publish(a, 20, "lost")
+        assert len(await take(subscription, 30)) == 30
+        origin = node_of(a).network.origin
+        known_logs = node_of(b).network.inbox.known_logs
+        await eventually(lambda: f"digest/{origin:x}/4d" in known_logs.names() and known_logs.of(origin)[77] == 30)
+        await a.aclose()
+    await b.aclose()
+    remove(log)
+    copy(snapshot, log)
+    a = await buses.open("a")
+    second = await publish(a, events, "second")
+    b = await buses.open("b")
+
+    async with b.subscribe("shop/**", durable="d") as subscription:
+        (unacknowledged, *got) = payloads(await take(subscription, 1 + events))
+        assert (unacknowledged, got) == (b"lost 19", second)
+        third = await publish(a, 3, "third")
+        assert payloads(await take(subscription, 3)) == third
+
+    found = {each["code"]: each for each in of(records, "ORIGIN_REWOUND")}
+    assert len(of(records, "ORIGIN_REWOUND")) == 2  # each of the two nodes reports it once
+    assert {code: (each["known"], each["shared"]) for code, each in found.items()} == {
+        "log_rewound": (30, 10),
+        "own_log_rewound": (30, 10),
+    }
+    assert b.stats()["origins_rewound"] == 1
+    assert node_of(a).network.branch.parent == 77  # so that later events cannot be mistaken for lost ones
+
+
 def apart(settings: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
     """Connect each node to the first one only."""
 
@@ -152,7 +200,8 @@ def apart(settings: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str
 async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reported(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(incarnations, "LATE_S", 0.2)
+    for module in (incarnations, node_registry):
+        monkeypatch.setattr(module, "LATE_S", 0.2)
     b = await buses.open("b")
     monkeypatch.setattr(buses.wire, "settings", apart(buses.wire.settings))
     async with b.subscribe("shop/**", durable="d") as subscription:
@@ -180,6 +229,12 @@ async def test_events_of_two_copies_of_a_log_are_received_and_the_copies_reporte
                 break
             await asyncio.sleep(0.5)
         assert (one.stats()["copies_found"], two.stats()["copies_found"]) == (1, 1)
+        networks = [node_of(each).network for each in (one, two)]
+        for each in networks * 2:
+            each.registry.announce_soon()
+            await asyncio.sleep(0.3)
+        shown = [node.incarnation for node in b.nodes() if node.id == f"{networks[0].origin:x}" and node.alive]
+        assert sorted(shown) == sorted(f"{each.branch.id:x}" for each in networks)
     found = of(records, "ORIGIN_CLONED")
     assert {each["code"] for each in found} <= {"log_copied", "own_log_copied"}
     assert "log_copied" in {each["code"] for each in found}
@@ -205,6 +260,14 @@ async def test_a_node_reports_a_copy_of_its_own_log(
     assert [each["code"] for each in of(records, "ORIGIN_CLONED")] == ["own_log_copied", "own_log_copied"]
 
 
+async def answers(page: Awaitable[LogPage]) -> bool:
+    try:
+        await page
+    except zbus.NoResponders:
+        return False
+    return True
+
+
 async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
     buses: Buses, records: list[dict[str, Any]]
 ) -> None:
@@ -223,6 +286,13 @@ async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
 
     await eventually(lambda: network.branch != before)
     assert (network.branch.parent, network.branch.first) == (before.id, 4)
+    served = {each for each in network.served if each.startswith(f"@zbus/log/{network.origin:x}")}
+    assert served == {log_key(network.origin), log_key(network.origin, network.branch.id)}
+    request = partial(node_of(b).network.request_client.request, stream=True)
+    page = partial(request_page, request, network.origin, ("**",), 0, 0, 5.0)
+    async with asyncio.timeout(20):  # until the keys are declared on both sides
+        while not await answers(page(incarnation=network.branch.id)) or await answers(page(incarnation=before.id)):
+            await asyncio.sleep(0.05)  # for the earlier incarnation, only the other copy may answer
     assert a.stats()["copies_found"] == 1
     assert [each["code"] for each in of(records, "ORIGIN_CLONED")] == ["own_log_copied"]
     async with b.subscribe("shop/**") as subscription:
@@ -231,11 +301,49 @@ async def test_copies_that_share_an_incarnation_notice_it_and_begin_others(
         assert payloads(await take(subscription, 3)) == sent
 
 
+async def test_resumed_copies_with_the_same_publisher_ids_get_new_ones_and_conflicts_are_reported(
+    buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
+) -> None:
+    a = await buses.open("a")
+    await publish(a, 3, "first")
+    await a.aclose()
+    copy(tmp_path / "a.db", tmp_path / "copy.db")
+    monkeypatch.setattr(zbus_log.log, "new_incarnation", lambda first: Incarnation(77, first, 1, "a"))
+    one, two = await buses.open("a"), await buses.open("copy")
+    monkeypatch.undo()
+    b = await buses.open("b")
+    publishers = [await each.publisher(KEY) for each in (one, two)]
+    for each in publishers:
+        each.publisher_id = 4711  # as in the memory of a resumed machine
+    async with b.subscribe("shop/**", durable="d") as subscription:
+        for number in range(5):
+            for name, each in zip(("one", "two"), publishers, strict=True):
+                await each.publish(f"{name} {number}")
+
+        branches = [node_of(each).network for each in (one, two)]
+        await eventually(lambda: branches[0].branch.id != branches[1].branch.id)
+        await eventually(lambda: b.stats().get("identity_conflicts", 0) >= 1)
+        later = [f"later {name} {number}" for number in range(5) for name in ("one", "two")]
+        for number, payload in enumerate(later):
+            await publishers[number % 2].publish(payload)
+
+        got: list[str] = []
+        while not set(later) <= set(got):
+            got += [payload.decode() for payload in payloads(await take(subscription, 1))]
+
+    early = {f"{name} {number}" for number in range(5) for name in ("one", "two")}
+    assert set(got) <= early | set(later)
+    assert len(early - set(got)) <= b.stats()["identity_conflicts"]  # each of them was reported
+    assert len({each.publisher_id for each in publishers}) == 2
+    conflict = next(each for each in of(records, "EVENT_DROPPED") if each["code"] == "identity_conflict")
+    assert (conflict["origin"], conflict["publisher_id"]) == (f"{branches[0].origin:x}", 4711)
+
+
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_forged_beacon_silences_no_publisher_and_is_reported(
     buses: Buses, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], restart: bool
 ) -> None:
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a, b, stranger = await buses.open("a"), await buses.open("b"), await buses.open("stranger")
     network = node_of(a).network
     async with b.subscribe("shop/**", durable="d") as subscription:
@@ -263,7 +371,7 @@ async def test_a_forged_beacon_silences_no_publisher_and_is_reported(
 async def test_past_events_are_owed_by_a_log_that_was_not_connected_when_they_were_wanted(
     buses: Buses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a, b = await buses.open("a"), await buses.open("b")
     async with b.subscribe("other/**", durable="first"):
         past = await publish(a, 10, "past")
@@ -288,7 +396,7 @@ async def test_positions_beside_a_log_that_was_replaced_are_not_used(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
     """Only the log of the receiver is restored, and not its positions: it must request again what it no longer has."""
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a = await buses.open("a")
     b = await buses.open("b", keep=["shop/**"])
     await wanted(a, KEY)
@@ -318,7 +426,7 @@ async def test_positions_beside_a_log_that_was_replaced_are_not_used(
 async def test_a_damaged_position_is_removed_and_the_events_are_requested_again(
     buses: Buses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(peers, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     a = await buses.open("a")
     b = await buses.open("b", keep=["shop/**"])
     await wanted(a, KEY)

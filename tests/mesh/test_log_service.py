@@ -14,7 +14,7 @@ import pytest
 from log_support import append, raw
 from msgspec.structs import replace
 
-from zbus.errors import TransportError
+from zbus.errors import LogError, TransportError
 from zbus.event import Event, Provenance
 from zbus.headers import encode_headers
 from zbus.keys import KeySet
@@ -28,6 +28,7 @@ from zbus.mesh.log_service import (
     request_log_info,
     request_page,
 )
+from zbus.ports.lineage import NO_MARK, Mark, digest_number
 from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog
 
@@ -188,12 +189,71 @@ def test_a_request_of_an_earlier_version_is_answered_up_to_the_head(
     assert decode(last[1:])[:3] == [4, 4, 0]
 
 
+async def test_a_page_that_reaches_the_head_has_a_mark_and_the_log_compares_it_later(log: SqliteLog) -> None:
+    append(log, [row(number) for number in range(10)])
+    reverted: list[Mark] = []
+    service = LogService(log, log.log_id, on_reverted=reverted.append)
+
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        for each in service.page(body):
+            yield each
+
+    async def page(mark: Mark | None = None, **more: Any) -> LogPage:
+        return await request_page(ask, log.log_id, ("**",), 0, 0, 5.0, mark=mark, **more)
+
+    own = log.lineage.current
+    mark = (await page()).mark
+    assert (mark.incarnation, mark.offset, mark.digest) == (own.id, 10, digest_number(log.digest(10)))
+    assert (await page(probe=True)).mark == mark
+    assert (await page(events=3)).mark == NO_MARK
+    append(log, [row(number) for number in range(10, 15)])
+    assert (await page(mark)).differs_after is None
+    assert (await page(Mark(own.id, 10, 0))).differs_after == own.first - 1  # no log has this digest
+    assert reverted == [Mark(own.id, 10, 0)]
+    assert (await page(Mark(own.id, 16, 5))).differs_after == own.first - 1  # it does not reach so far any more
+    assert reverted[1:] == [Mark(own.id, 16, 5)]
+    assert (await page(Mark(own.id + 1, 16, 5))).differs_after is None  # an incarnation that it does not know
+    log.begin_incarnation()
+    assert (await page(mark)).differs_after is None
+    append(log, [row(number) for number in range(15, 20)])
+    assert (await page(Mark(own.id, 17, 5))).differs_after == own.first - 1  # its lineage shows it as well
+    assert len(reverted) == 2
+
+
+async def test_a_page_says_whether_retention_removed_events_of_the_requested_time(log: SqliteLog) -> None:
+    append(log, [row(number) for number in range(10)])
+    asking = Asking(log)
+    assert not (await asking.page()).lacks
+    log.prune(Rules(max_events=4))
+    low_water = log.low_water()
+    assert 0 < low_water < 10
+
+    assert (await asking.page()).lacks
+    assert (await asking.page(low_water - 1)).lacks
+    assert not (await asking.page(low_water)).lacks
+    assert (await asking.page(from_ns=1_000)).lacks  # the oldest event that is left is later
+    assert not (await asking.page(from_ns=1_000 + low_water + 2)).lacks
+
+
+async def test_a_log_that_cannot_read_its_digest_compares_nothing(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, [row(0)])
+
+    def fail(self: SqliteLog, offset: int) -> bytes:
+        raise LogError("the disk fails")
+
+    monkeypatch.setattr(SqliteLog, "digest", fail)
+    found = await request_page(Asking(log).ask, log.log_id, ("**",), 0, 0, 5.0, mark=Mark(log.lineage.current.id, 1, 5))
+
+    assert (found.mark.digest, found.differs_after, len(found.envelopes)) == (0, None, 1)
+
+
 def test_fields_that_a_later_version_adds_to_a_request_are_ignored(log: SqliteLog) -> None:
     append(log, [row(0)])
 
-    _, last = LogService(log, log.log_id).page(
-        encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], 0, "new", 5))
-    )
+    later = encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], None, 0, "new", 5))
+    _, last = LogService(log, log.log_id).page(later)
 
     assert decode(last[1:])[:4] == [1, 1, 0, 0]
 

@@ -28,7 +28,7 @@ from zbus.errors import EventInvalid
 from zbus.mesh import node_registry
 from zbus.mesh.node_registry import NodeRegistry
 from zbus.observe.catalog import CODES
-from zbus.ports.lineage import NO_BRANCH
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.wire.announcement import (
     CAPABILITIES,
     PROTOCOL,
@@ -433,3 +433,89 @@ async def test_a_node_of_the_first_version_speaks_protocol_1(registry: NodeRegis
 
     assert (other.protocol, other.capabilities, other.incarnation) == (1, (), "0")
     assert (own.protocol, own.capabilities) == (PROTOCOL, CAPABILITIES)
+
+
+# Copies of one log.
+
+
+def of_process(registry: NodeRegistry, run: str, incarnation: int, parent: int = 7, leaving: bool = False) -> None:
+    """Receive an announcement of a process that uses log 5."""
+    announcement = msgspec.structs.replace(reported_by(5, run, leaving), branch=Branch(incarnation, 10, parent))
+    registry.receive(encode_announcement(announcement), "link", "none")
+
+
+def incarnations_of(registry: NodeRegistry) -> list[tuple[str, bool]]:
+    return [(node.incarnation, node.alive) for node in registry.nodes() if node.id == "5"]
+
+
+@pytest.mark.parametrize("run", ["another", "first"], ids=["copied", "resumed"])
+async def test_two_processes_with_copies_of_one_log_are_both_shown_and_do_not_rejoin_in_turns(
+    registry: NodeRegistry, clock: FakeRuntime, run: str
+) -> None:
+    with recorded(logging.INFO) as records:
+        for _ in range(10):
+            of_process(registry, "first", 8)
+            of_process(registry, run, 9)
+            clock.now += 5
+            registry.seen(5, 8)
+            registry._expire()
+
+    assert incarnations_of(registry) == [("8", True), ("9", True)]
+    first, *others = [each["record"] for each in records]
+    assert first == "NODE_JOINED"
+    assert others == (["NODE_REJOINED"] if run == "another" else []) + ["NODE_JOINED"]  # it looks like a restart
+
+
+async def test_a_late_announcement_of_an_earlier_process_is_no_copy(registry: NodeRegistry, clock: FakeRuntime) -> None:
+    of_process(registry, "first", 8)
+    of_process(registry, "second", 9, parent=8)
+    clock.now += 1
+    of_process(registry, "first", 8)
+    of_process(registry, "first", 8, leaving=True)
+    clock.now += 5
+    of_process(registry, "first", 8, leaving=True)
+
+    assert incarnations_of(registry) == [("9", True)]
+
+
+async def test_a_copy_restarts_leaves_or_is_silent_like_any_node(registry: NodeRegistry, clock: FakeRuntime) -> None:
+    def both() -> None:
+        of_process(registry, "first", 8)
+        of_process(registry, "second", 9)
+        clock.now += 5
+        of_process(registry, "first", 8)
+
+    with recorded(logging.INFO) as records:
+        both()
+        of_process(registry, "third", 10, parent=8)
+        assert incarnations_of(registry) == [("9", True), ("a", True)]
+        of_process(registry, "third", 10, parent=8, leaving=True)
+        assert incarnations_of(registry) == [("9", True)]
+        both()
+        clock.now += 10
+        registry.seen(5, 9)
+        clock.now += 6
+        registry._expire()
+
+    assert incarnations_of(registry) == [("9", True)]
+    assert [(each["record"], each.get("code")) for each in records] == [
+        ("NODE_JOINED", None),
+        ("NODE_REJOINED", "node_restarted"),
+        ("NODE_JOINED", None),
+        ("NODE_REJOINED", "node_restarted"),
+        ("NODE_LEFT", "node_closed"),
+        ("NODE_JOINED", None),
+        ("NODE_LEFT", "node_silent"),
+    ]
+
+
+async def test_the_number_of_copies_is_bounded(
+    registry: NodeRegistry, clock: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_registry, "COPIES_MAX", 2)
+    for _ in range(2):
+        for number in range(5):
+            of_process(registry, f"run {number}", 20 + number)
+        clock.now += 5
+
+    assert len(incarnations_of(registry)) == 3

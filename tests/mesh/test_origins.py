@@ -5,7 +5,7 @@ from __future__ import annotations
 from zbus.mesh.origins import known_logs
 from zbus.mesh.origins.incarnations import ENDED_S, LATE_S, Incarnations
 from zbus.mesh.origins.known_logs import INCARNATIONS_MAX, KnownLogs
-from zbus.ports.lineage import Branch, Incarnation, Lineage
+from zbus.ports.lineage import Branch, Incarnation, Lineage, Mark
 
 FIRST, SECOND, THIRD = Branch(7, 1, 7), Branch(9, 101, 7), Branch(11, 101, 7)
 
@@ -71,6 +71,58 @@ def test_the_end_of_an_incarnation_is_remembered_but_not_stored() -> None:
     assert logs.of(5) == {7: 20, 9: 20}
     logs.forget()
     assert logs.names() == {}
+
+
+def test_the_mark_of_a_log_is_stored_with_its_position_and_forgotten_if_the_log_is_rewound() -> None:
+    logs = KnownLogs()
+    logs.marked(5, Mark(7, 100, 1 << 61))
+    assert logs.names() == {}  # no position: nothing is compared
+    logs.reached(5, 7, 90)
+    logs.marked(5, Mark(9, 120, 3))
+
+    assert logs.names() == {"from/5/7": 90, "digest/5/7": 1 << 61, "digest-at/5/7": 100}
+    loaded = KnownLogs()
+    for name, value in reversed(logs.names().items()):
+        assert loaded.load(name, value)
+    assert loaded.mark(5, FIRST) == loaded.mark(5, SECOND) == Mark(7, 100, 1 << 61)
+    assert loaded.mark(5, Branch(13, 1, 13)) is None
+    assert loaded.mark(3, FIRST) is None
+    assert logs.mark(5, SECOND) == Mark(9, 120, 3)
+    logs.rewound(5, 110)
+    assert logs.mark(5, SECOND) == Mark(7, 100, 1 << 61)
+    logs.rewound(5, 99)
+    assert logs.mark(5, SECOND) is None
+
+
+def test_a_position_in_an_incarnation_with_two_histories_ends_before_it() -> None:
+    logs = KnownLogs()
+    logs.reached(5, 7, 90)
+    logs.reached(5, 9, 130)
+    logs.settled(5, 9, 140)
+    logs.marked(5, Mark(9, 120, 3))
+    assert not logs.is_split(5, 9)
+
+    logs.split(5, 9, 100)
+    assert (logs.is_split(5, 9), logs.is_split(5, 7), logs.is_split(3, 9)) == (True, False, False)
+    assert (logs.of(5), logs.mark(5, SECOND)) == ({7: 90, 9: 100}, None)
+    logs.reached(5, 9, 150)
+    logs.settled(5, 9, 150)
+    logs.reached(5, 13, 160)
+
+    assert logs.of(5) == {7: 90, 9: 100, 13: 160}
+    assert logs.certain(5, {9: 200, 13: 200}) == {9: 100, 13: 200}
+    for number in range(100, 100 + INCARNATIONS_MAX):
+        logs.split(5, number, 0)
+    assert not logs.is_split(5, 9)  # their number is bounded
+
+
+def test_the_number_of_marks_of_a_log_is_bounded() -> None:
+    logs = KnownLogs()
+    for number in range(2 * INCARNATIONS_MAX):
+        logs.marked(5, Mark(number, 10, 1))
+
+    kept = [number for number in range(2 * INCARNATIONS_MAX) if logs.mark(5, Branch(number, 1, number)) is not None]
+    assert kept == list(range(INCARNATIONS_MAX, 2 * INCARNATIONS_MAX))
 
 
 def test_the_number_of_logs_is_bounded() -> None:

@@ -15,12 +15,13 @@ import pytest
 from mesh_fakes import Counts, FakeRuntime, envelope, recorded
 
 from zbus.errors import LogError, NoResponders, TransportError
-from zbus.mesh import peer as module
 from zbus.mesh.dedup import Arrival, Dedup
 from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
-from zbus.mesh.peer import CONFIRM_S, EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, UNCONFIRMED_MAX, Peer
-from zbus.ports.lineage import Branch, Incarnation, Lineage
+from zbus.mesh.origins import buffered_events
+from zbus.mesh.origins.claims import CONFIRM_S, UNCONFIRMED_MAX
+from zbus.mesh.peer import EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
+from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage, Mark
 from zbus.wire.beacon import Beacon, Newest
 from zbus.wire.envelope import Envelope
 
@@ -69,6 +70,11 @@ class Context:
         self.coverages: list[int] = []
         self.seen = Dedup()
         self.proofs = 0
+        self.marks: list[Mark] = []
+        self.splits: dict[int, int] = {}
+        self.compared: list[Mark] = []
+        self.digest = 0  # of the log; 0: unknown
+        self.lacks = False  # whether retention removed events of the requested time
         self.rewound: list[tuple[int, int]] = []  # known, shared
         self.unconfirmed: list[tuple[int, int]] = []  # claimed, head
         self.fetched: list[tuple[str, int | None]] = []
@@ -108,7 +114,8 @@ class Context:
             raise self.error
         shared = self.lineage.shared(known)
         head = self.log[-1].offset if self.log else 0
-        return LogPage([], head, head, self.low_water, 0, self.lineage.branch, shared, self.clock_ns)
+        rest = (self.lineage.branch, shared, self.clock_ns, Mark(self.peer.branch.id, head, self.digest))
+        return LogPage([], head, head, self.low_water, 0, *rest)
 
     async def page(
         self,
@@ -118,6 +125,7 @@ class Context:
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
         assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.requests.append((after, from_ns, link, None if expressions is None else tuple(expressions)))
@@ -134,7 +142,10 @@ class Context:
         covered = events[-1].offset if len(events) == self.page_events else head
         await self.available.wait()
         kept = [msgspec.structs.replace(each, previous=0) for each in events if each.offset not in self.hidden]
-        return LogPage(kept, covered, head, self.low_water, len(events) - len(kept))
+        self.compared += [mark] if mark is not None else []
+        differs = None if mark is None or mark.digest == self.digest else 0
+        rest = (NO_BRANCH, None, 0, Mark(self.peer.branch.id, head, self.digest), differs, self.lacks)
+        return LogPage(kept, covered, head, self.low_water, len(events) - len(kept), *rest)
 
     async def wait_for_capacity(self) -> None:
         await self.capacity.wait()
@@ -146,7 +157,14 @@ class Context:
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
         return self.seen.look_up(publisher_id, sequence)
 
-    def proven(self, peer: Peer, shared: int) -> None:
+    def marked(self, origin: int, mark: Mark, confirmed: bool) -> bool:
+        self.marks += [mark] if confirmed else []
+        return mark.incarnation not in self.splits
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        self.splits[incarnation] = before
+
+    def proven(self, origin: int, incarnation: int, shared: int) -> None:
         self.proofs += 1
 
     def report_late(self, envelope: Envelope, link: str) -> None:
@@ -633,7 +651,7 @@ async def test_a_log_that_never_catches_up_and_sends_no_events_is_given_up(
     pages = 0
 
     async def creep(
-        origin: int, after: int, from_ns: int, link: str, expressions: object = None, incarnation: int = 0
+        origin: int, after: int, from_ns: int, link: str, expressions: object = None, **more: object
     ) -> LogPage:
         nonlocal pages
         pages += 1
@@ -1351,7 +1369,7 @@ async def test_a_peer_that_is_not_known_yet_has_no_past_to_request(make: Make) -
 async def test_the_buffer_is_bounded_and_evicted_events_are_requested(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUFFERED_EVENTS_MAX", 3)
+    monkeypatch.setattr(buffered_events, "BUFFERED_EVENTS_MAX", 3)
     context = make()
     one, _, three = context.publish(1, 2, 3)
     context.available.clear()
@@ -1607,7 +1625,7 @@ async def test_owed_events_are_fetched_when_the_peer_is_seen_and_the_progress_is
 async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_others(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 250)
+    monkeypatch.setattr(buffered_events, "BUFFERED_BYTES_MAX", 250)
     context = make()
     events = [msgspec.structs.replace(each, payload=bytes(100)) for each in context.publish(*range(1, 11))]
     context.available.clear()
@@ -1619,4 +1637,174 @@ async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_oth
     await context.settle()
 
     assert context.delivered == list(range(1, 11))
-    assert context.peer._buffered_bytes == 0
+    assert context.peer._buffered._bytes == 0
+
+
+# Marks: what the log had when it was asked.
+
+
+BRANCH = Branch(9, 1, 9)
+
+
+async def test_the_mark_of_a_page_is_remembered_and_compared_in_the_next_repair(make: Make) -> None:
+    context = make(branch=BRANCH)
+    context.digest = 77
+    one, _, three = context.publish(1, 2, 3)
+    context.receive(one)
+    context.receive(three)
+    await context.settle()
+    assert (context.marks[-1], context.compared) == (Mark(9, 3, 77), [])
+
+    _, five = context.publish(4, 5)
+    context.receive(five)
+    await context.settle()
+
+    assert context.compared == [Mark(9, 3, 77)]
+    assert (context.marks[-1], context.rewound) == (Mark(9, 5, 77), [])
+    assert context.delivered == [1, 2, 3, 4, 5]
+
+
+async def test_a_log_that_has_other_events_than_its_mark_is_asked_for_all_of_them(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    context.publish(1, 2, 3, 4)
+
+    context.peer.ask()
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.compared == [Mark(9, 3, 77)]
+    assert context.rewound == [(3, 0)]
+    assert context.delivered == [1, 2, 3, 4]
+    assert context.marks[-1] == Mark(9, 4, 78)
+
+
+async def test_a_log_whose_branch_shows_that_it_was_replaced_is_reported_once_only(make: Make) -> None:
+    """The node reports it when the branch is first seen. Its events may differ from where the incarnation began."""
+    context = make(covered=2, branch=Branch(9, 3, 5), mark=Mark(5, 8, 77))
+    context.publish(1, 2, 3)
+
+    context.peer.ask()
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert (context.compared, context.rewound) == ([Mark(5, 8, 77)], [])
+    assert context.delivered == [1, 2, 3]
+
+
+async def test_a_beacon_that_names_less_than_the_mark_makes_the_log_compare_it(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.publish(1, 2)
+    context.digest = 78
+
+    context.beacon(1, 2)
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.rewound == [(3, 0)]
+    assert context.delivered == [1, 2]
+
+
+async def test_an_unknown_event_below_the_mark_waits_until_the_log_has_compared_it(make: Make) -> None:
+    """Otherwise it would be delivered before the events of its publisher that are missing as well."""
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    _, two = context.publish(1, 2)
+
+    context.receive(two)
+    assert context.delivered == []
+    await context.settle()
+    await asyncio.sleep(1)
+
+    assert context.delivered == [1, 2]
+
+
+async def test_an_unknown_event_below_a_mark_that_is_still_true_is_delivered_after_the_comparison(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 77
+    _, two, _ = context.publish(1, 2, 3)
+
+    context.receive(two)
+    await context.settle()
+
+    assert set(context.compared) == {Mark(9, 3, 77)}
+    assert (context.delivered[0], context.rewound) == (2, [])
+
+
+async def test_the_digest_of_a_beacon_whose_events_arrived_is_compared_but_not_stored(make: Make) -> None:
+    context = make(branch=BRANCH)
+    context.digest = 77
+    one, two, _ = context.publish(1, 2, 3)
+    context.receive(one, two)
+    context.peer.beacon(Beacon(LOGGED, 0, 2, {A: (2, 7, 2)}, BRANCH, (77 << 2).to_bytes(8)), "nats")
+    context.peer.beacon(Beacon(LOGGED, 2, 9, {}, BRANCH, (78 << 2).to_bytes(8)), "nats")  # no event shows it
+    assert context.marks == []
+
+    context.peer.ask()
+    await context.settle()
+
+    assert context.compared == [Mark(9, 2, 77)]
+    assert context.marks[-1] == Mark(9, 3, 77)
+
+
+async def test_an_incarnation_with_two_histories_is_not_compared_again(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH, mark=Mark(9, 3, 77))
+    context.digest = 78
+    context.publish(1, 2, 3, 4)
+    for _ in range(2):
+        context.peer.ask()
+        await asyncio.sleep(5)
+
+    assert (context.splits, context.rewound) == ({9: 0}, [(3, 0)])
+    assert context.compared == [Mark(9, 3, 77)]
+
+
+async def test_a_position_that_may_be_one_in_another_copy_is_not_used(make: Make) -> None:
+    context = make(covered=3, branch=BRANCH)
+    context.publish(1, 2, 3)
+
+    context.peer.distrust(1)
+    assert context.peer.confirmed == 1
+    await context.settle()
+
+    assert context.delivered == [2, 3]
+    assert context.peer.confirmed == 3
+
+
+# Retention before the first contact.
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["live", "stored"])
+@pytest.mark.parametrize("lacks", [False, True], ids=["nothing", "something"])
+async def test_a_new_peer_that_removed_events_which_a_stored_key_waited_for_is_reported_once(
+    make: Make, stored: bool, lacks: bool
+) -> None:
+    context = make(covered=None)
+    if stored:
+        context.interest.add([A], 0, store=True)
+    context.publish(1, 2, 3, 4, 5, 6)
+    context.low_water, context.lacks = 4, lacks
+
+    context.peer.ask()
+    await context.settle()
+    seven, eight = context.publish(7, 8)
+    context.receive(seven)
+    context.receive(eight)
+
+    assert context.gaps == ([(A, 5, False)] if stored and lacks else [])
+    assert context.delivered == [5, 6, 7, 8]
+
+
+async def test_removed_events_from_before_a_stored_key_was_wanted_are_not_reported(make: Make) -> None:
+    """The request was for an earlier time because of another key."""
+    context = make(covered=None)
+    context.interest.add([B], 5, store=True)
+    context.interest.remove(["shop/**"], 0, store=False)
+    context.interest.add([A], 0, store=False)
+    context.publish(5, 6, key=B)
+    context.low_water, context.lacks = 4, True
+
+    context.peer.ask()
+    await context.settle()
+
+    assert context.gaps == []

@@ -15,7 +15,8 @@ from mesh_lossy import Buses, buses_on, eventually, wanted
 from mesh_support import ZenohPeers
 
 import zbus
-from zbus.mesh import network, peer
+from zbus.mesh import network
+from zbus.mesh.origins import claims
 from zbus_log import Rules, SqliteLog
 
 KEY = "shop/orders"
@@ -26,7 +27,7 @@ KEPT = 200  # events
 async def buses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Buses]:
     monkeypatch.setattr(network, "REPORT_S", 0.1)
     monkeypatch.setattr(network, "STORE_S", 0.1)
-    monkeypatch.setattr(peer, "CONFIRM_S", (0.05, 0.2))
+    monkeypatch.setattr(claims, "CONFIRM_S", (0.05, 0.2))
     async with buses_on(ZenohPeers, tmp_path, monkeypatch) as found:
         yield found
 

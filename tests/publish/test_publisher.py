@@ -59,6 +59,36 @@ async def test_every_publisher_object_is_a_new_identity_with_sequences_from_zero
     ]
 
 
+async def test_publishers_and_sessions_get_new_ids_if_a_copy_of_the_process_may_use_the_same_ones(
+    log_path: Path,
+) -> None:
+    async with zbus.open(log_path) as bus:
+        publisher, idle = await bus.publisher("a/b"), await bus.publisher("a/b")
+        session = bus.session("alice")
+        before = [publisher.publisher_id, idle.publisher_id]
+        await publisher.publish(b"1")
+        await session.publish("todos", b"1")
+        node_of(bus).renew_identities()
+        await publisher.publish(b"2")
+        await publisher.publish_many([b"3", b"4"])
+        await idle.publish_many([b"1"])
+        await session.publish("todos", b"2")
+
+        events = [event async for event in bus.replay("**")]
+        of_session = [event async for event in bus.replay("sessions/**")]
+
+    assert [event.identity for event in events if event.key == "a/b"] == [
+        (before[0], 0),
+        (publisher.publisher_id, 0),
+        (publisher.publisher_id, 1),
+        (publisher.publisher_id, 2),
+        (idle.publisher_id, 0),
+    ]
+    assert not {publisher.publisher_id, idle.publisher_id} & set(before)
+    assert [event.sequence for event in of_session] == [0, 0]
+    assert len({event.publisher_id for event in of_session}) == 2
+
+
 @pytest.mark.parametrize(
     ("payload", "type_", "content_type"),
     [

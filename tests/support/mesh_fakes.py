@@ -25,7 +25,7 @@ from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
 from zbus.observe import records
 from zbus.ports.fabric import Fabric, OnReply, OnRequest, Receive, RequestHandle
-from zbus.ports.lineage import Branch, Incarnation, Lineage
+from zbus.ports.lineage import Branch, Incarnation, Lineage, Mark
 from zbus.ports.log import NO_CONFLICTS, Appended, Log, Page, Row, Span, Stored
 from zbus.util.driver import Driver, OnError, Step
 from zbus.util.runtime import Runtime
@@ -341,7 +341,7 @@ class MeshHost(FakeHost):
         self.described: list[tuple[int, dict[int, int]]] = []
         self.page_requests: list[tuple[int, int, int, str, Sequence[str] | None]] = []
         self.interest = Interest()
-        self.beacon_received = self.beacons.append
+        self.beacon_received = lambda origin, incarnation: self.beacons.append(origin)
         self.request_cancelled = self.cancelled.append
 
     def announcement_received(self, frame: bytes, link: str) -> None:
@@ -372,6 +372,7 @@ class MeshHost(FakeHost):
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
         self.page_requests.append((origin, after, from_ns, link, expressions))
         if not self.remote_log:

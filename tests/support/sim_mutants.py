@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "advances a position past an open gap",
         "zbus/mesh/peer.py",
-        "            self._heads.append((self._monotonic(), beacon.head))\n            return\n",
+        "            self._claims.note_head(beacon.head)\n            return\n",
         "            self._context.covered(self.id, self.branch, beacon.head)\n            return\n",
         "three_nodes",
         150,
@@ -51,6 +51,22 @@ MUTANTS = (
         "return min(known[self.parent], self.before) if self.parent in known else None",
         "return max(known.values(), default=None)",
         "restored_logs",
+        60,
+    ),
+    Mutant(
+        "does not notice that a log has other events than before",
+        "zbus/mesh/log_service.py",
+        "        if until is None or (mark",
+        "        if until is not None or (mark",
+        "reverted_machines",
+        10,
+    ),
+    Mutant(
+        "uses a position in one copy of a log for the other copy",
+        "zbus/mesh/origins/known_logs.py",
+        "        return {each: min(offset, split.get(each, offset)) for each, offset in known.items()}\n",
+        "        return dict(known) if split is not None else {}\n",
+        "resumed_snapshots",
         60,
     ),
     Mutant(

@@ -31,6 +31,15 @@ def test_each_key_has_a_publisher_and_sequences_from_0() -> None:
     assert [identities.next(key) for key in "aabab"] == [(7, 0), (7, 1), (8, 0), (7, 2), (8, 1)]
 
 
+def test_renewed_identities_begin_again_with_another_publisher() -> None:
+    identities = Identities[str](10, numbered())
+    assert [identities.next(key) for key in "aab"] == [(7, 0), (7, 1), (8, 0)]
+
+    identities.renew()
+
+    assert [identities.next(key) for key in "ab"] == [(9, 0), (10, 0)]
+
+
 def test_several_events_get_consecutive_sequences() -> None:
     identities = Identities[str](10)
 

@@ -76,9 +76,8 @@ async def _publish_lines(bus: zbus.Bus, key: str, headers: dict[str, str]) -> No
         publisher = await bus.publisher(key)
         async for lines in read_lines(bus.config.payload_bytes_max):
             for typed, group in groupby(lines, _is_json):
-                first = publisher.sequence
                 offsets = await publisher.publish_many(list(group), headers=JSON_TYPE | headers if typed else headers)
-                found = enumerate(offsets, first)
+                found = enumerate(offsets, publisher.sequence - len(offsets))
                 write(b"".join(_stored(offset, publisher.publisher_id, sequence) for sequence, offset in found))
 
 

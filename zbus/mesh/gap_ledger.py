@@ -8,9 +8,11 @@ missing, so the ledger keeps what they name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from zbus.observe.records import EVENT_GAP, record_reason
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
 from zbus.wire.envelope import Envelope
@@ -94,6 +96,14 @@ class GapLedger:
             if newest[0] > max(last.get(key, 0), self._reported.get(key, (0, 0, 0))[0]):
                 self._report(key, sequences.get(newest[1], -1), newest, newest[2] + 1)
 
+    def report_corrupt(self, after: int, until: int, events: int) -> None:
+        """Report events that are corrupt in the log of the peer, which leaves them out."""
+        self._reporter.count("gaps", 1)
+        self._reporter.count("gaps_unrepaired", 1)
+        reason = "events are corrupt in the log of the publisher"
+        span: dict[str, Any] = {"after": after, "until": until, "events": events}
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_corrupt", reason=reason, origin=self._origin, **span)
+
     def _report(self, key: str, after: int, newest: Newest, before: int) -> None:
         _, publisher_id, _ = newest
         reported = self._reported.get(key)
@@ -123,11 +133,14 @@ class TrimmedRanges:
         self._reported: set[int] = set()
         self._counted = False
 
-    def count(self) -> None:
-        """Count the gap now: no event shows yet whose events are missing."""
+    def report_range(self, after: int) -> None:
+        """Report the removed range as a gap: no event shows yet whose events are missing."""
         self._counted = True
         self._reporter.count("gaps", 1)
         self._reporter.count("gaps_unrepaired", 1)
+        reason = "retention removed it at the publisher"
+        span: dict[str, Any] = {"after": after, "until": self._low_water}
+        record_reason(EVENT_GAP, logging.WARNING, code="gap_trimmed", reason=reason, origin=self._origin, **span)
 
     def report(self, envelopes: Sequence[Envelope]) -> bool:
         """Report the gap of each publisher, before its first later event is delivered. Return whether there was one."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from zbus.event import Event
-from zbus.ports.lineage import Branch
+from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Log, Row, Stored
+from zbus.wire.envelope import Envelope
 
+from .dedup import Arrival
+from .gap_ledger import GapReporter
 from .log_service import LogPage
 
 
@@ -77,7 +80,7 @@ class Host(Protocol):
 class Receives(Protocol):
     """The network, as the inbox sees it."""
 
-    def beacon_received(self, origin: int) -> None:
+    def beacon_received(self, origin: int, incarnation: int) -> None:
         """Note that a node sent a beacon, so it is alive."""
 
     def announcement_received(self, frame: bytes, link: str) -> None:
@@ -103,6 +106,7 @@ class Receives(Protocol):
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
         """Request a page of another node's log."""
 
@@ -134,3 +138,58 @@ class Announces(Protocol):
 
     def announce_frames(self, frames: Sequence[tuple[str, bytes]]) -> None:
         """Send frames that are not stored in the log."""
+
+
+class PeerContext(GapReporter, Protocol):
+    """The inbox, as a peer sees it."""
+
+    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
+        """Deliver events, and store those that this node stores. The result completes when they are stored."""
+
+    async def page(
+        self,
+        origin: int,
+        after: int,
+        from_ns: int,
+        link: str,
+        expressions: Sequence[str] | None = None,
+        incarnation: int = 0,
+        mark: Mark | None = None,
+    ) -> LogPage:
+        """Request a page of a log, which compares `mark` with its events. `link` is where its node was last seen."""
+
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+        """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
+
+    async def wait_for_capacity(self) -> None:
+        """Wait while too many bytes await commit or, in a bridge, await sending."""
+
+    def covered(self, origin: int, branch: Branch, offset: int) -> None:
+        """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
+
+    def marked(self, origin: int, mark: Mark, confirmed: bool) -> bool:
+        """Return whether to compare a mark later. It is stored if the log itself has named it."""
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        """Note that an incarnation of a log has two histories, which are the same up to an offset."""
+
+    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
+        """Return what is known of an identity."""
+
+    def proven(self, origin: int, incarnation: int, shared: int) -> None:
+        """Note that a log has replied, so that its incarnation exists.
+
+        `shared` is the highest offset that it can have in common with what was known before.
+        """
+
+    def report_late(self, envelope: Envelope, link: str) -> None:
+        """Report an event that is dropped, because later events of its publisher were delivered."""
+
+    def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
+        """Report that a log, known up to `known`, has the same events only up to `shared`."""
+
+    def report_unconfirmed(self, origin: int, claimed: int, head: int, link: str) -> None:
+        """Report that a position was claimed which the log, which ends at `head`, has not reached."""
+
+    def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
+        """Note how far the past events of an expression were fetched; None: all of them."""

@@ -27,7 +27,7 @@ from zbus.observe.records import (
 )
 from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
-from zbus.ports.lineage import Branch
+from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Row, Stored
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
@@ -200,7 +200,7 @@ class Inbox:
             beacon = decode_beacon(frame)
             if beacon.origin != self._own or self._network.is_copy(beacon.branch, beacon.head, beacon.digest):
                 self.sequence_marks.note_beacon(beacon, self.interest)
-                self._network.beacon_received(beacon.origin)
+                self._network.beacon_received(beacon.origin, beacon.branch.id)
                 self._peer(beacon.origin, beacon.branch, beacon.head).beacon(beacon, link)
                 self._incarnations.check(beacon.origin, beacon.branch, beacon.head, beacon.digest)
             return ()
@@ -273,32 +273,37 @@ class Inbox:
             peer = self._new_peer(origin, branch, others)
             self._of_origin[origin] = [*others, peer]
             self._peers[key] = peer
-            if others:
-                peer.ask()  # if its log replies, it may end the others
+            if others or self.known_logs.mark(origin, branch) is not None:
+                peer.ask()  # its log may end the others, or may have been reverted since it was last asked
         return self._peers.use(key)
 
     def _new_peer(self, origin: int, branch: Branch, others: Sequence[Peer]) -> Peer:
         known = self.known_logs.of(origin)
         known = known | {each.branch.id: each.confirmed for each in others if each.confirmed is not None}
+        known = self.known_logs.certain(origin, known)
         shared = branch.shared(known)
         reach = max([*known.values(), *[each.reach for each in others]], default=0)
-        if branch.first and branch.id not in known and reach > branch.before:
+        is_copied = self.known_logs.is_split(origin, branch.parent)  # then it is reported already
+        if branch.first and branch.id not in known and reach > branch.before and not is_copied:
             self._rewinds[origin, branch.id] = (reach, branch.before)
         unknown = known if shared is None else NOTHING_KNOWN
-        return Peer(origin, self, shared, self._runtime, branch, unknown, self.known_logs.owed_by(origin))
+        owed, mark = self.known_logs.owed_by(origin), self.known_logs.mark(origin, branch)
+        return Peer(origin, self, shared, self._runtime, branch, unknown, owed, mark)
 
-    def proven(self, peer: Peer, shared: int) -> None:
-        """Note that the log of a peer has replied, and shares at most this offset with what was known.
+    def proven(self, origin: int, incarnation: int, shared: int) -> None:
+        """Note that a log has replied, and shares at most this offset with what was known.
 
         The first time, its other incarnations are taken to have ended. If the log was copied, their next frames show
         it, and then they are no longer ended.
         """
-        if not self._incarnations.prove(peer.id, peer.branch.id):
+        peer = self._peers.get((origin, incarnation))
+        if peer is None or not self._incarnations.prove(origin, incarnation):
             return
         for other in [each for each in self._of_origin.get(peer.id, ()) if each is not peer]:
             if other.confirmed is not None:
                 self.known_logs.settled(peer.id, other.branch.id, other.confirmed)
-            peer.succeed(other)
+            if not self.known_logs.is_split(origin, other.branch.id):
+                peer.succeed(other)
             other.close()
             self._remove_peer(other)
             self._peers.pop((peer.id, other.branch.id), None)
@@ -433,6 +438,8 @@ class Inbox:
 
     def _report_copies(self, origin: int, one: int, other: int) -> None:
         """Report that two copies of a log are in use: with a counter and a log record."""
+        if one == other and (branch := self._incarnations.branch(origin, one)) is not None:
+            self.split(origin, one, branch.before)
         self.count("copies_found", 1)
         reason = (
             "two nodes use copies of one log. The events of both are received, each as a log of its own. Close one of "
@@ -457,6 +464,21 @@ class Inbox:
                 self.known_logs.reached(origin, branch.id, offset)
 
         storing.add_done_callback(remember) if storing is not None else remember()
+
+    def marked(self, origin: int, mark: Mark, confirmed: bool) -> bool:
+        """Return whether to compare a mark later. It is stored if the log itself has named it."""
+        if self.known_logs.is_split(origin, mark.incarnation):
+            return False
+        if confirmed:
+            self.known_logs.marked(origin, mark)
+        return True
+
+    def split(self, origin: int, incarnation: int, before: int) -> None:
+        """Note that an incarnation of a log has two histories, which are the same up to an offset."""
+        self.known_logs.split(origin, incarnation, before)
+        for peer in self._of_origin.get(origin, ()):
+            if peer.branch.parent == incarnation != peer.branch.id:
+                peer.distrust(before)
 
     def report_gap(
         self, origin: int, key: str, publisher_id: int, sequence: int, counted: bool = False, after: int = -1
@@ -552,7 +574,7 @@ class Inbox:
                     code="identity_conflict",
                     reason="a received event was not stored: the log has another event under its identity",
                     events=len(stored.conflicts),
-                    origin=origin,
+                    origin=f"{origin:x}",
                     publisher_id=row.publisher_id,
                     sequence=row.sequence,
                     key=row.key,

@@ -5,7 +5,8 @@ corrupt events that it leaves out. The requester therefore knows when it has eve
 Every node with a log also serves `@zbus/log`, so that a requester can find out which logs exist.
 
 A page also names the incarnation of the log, and how far the log shares the history that the requester knows. Each
-incarnation has a key of its own, so that no request meant for one copy of a log is answered by another.
+incarnation has a key of its own, so that no request meant for one copy of a log is answered by another. The requester
+keeps the mark of the last page, and the log compares it with its events when the requester asks again after a pause.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from zbus.errors import EventInvalid, KeyInvalid, TransportError
+from zbus.errors import EventInvalid, KeyInvalid, LogError, TransportError
 from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
-from zbus.ports.lineage import NO_BRANCH, Branch
+from zbus.ports.lineage import NO_BRANCH, NO_MARK, Branch, Lineage, Mark, digest_number
 from zbus.ports.log import Log, Span
 from zbus.util.malformed import MALFORMED
 from zbus.wire.envelope import Envelope, Fields, encode_run, fields_of, open_frame
@@ -54,6 +55,7 @@ class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     known: Annotated[dict[int, int], msgspec.Meta(max_length=KNOWN_MAX)] = {}  # incarnations, with the offset reached
     probe: bool = False  # no events, only the description
     copies: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=KNOWN_MAX)] = ()  # incarnations of copies in use
+    mark: Mark | None = None  # of an earlier page, to compare with the log
     reader: _Number = 0  # the node that requests, if it has stored what is `known` for durable subscriptions
 
 
@@ -65,6 +67,9 @@ class _Covered(msgspec.Struct, array_like=True, frozen=True):
     branch: Branch = NO_BRANCH
     shared: _Number | None = None  # the highest offset that is the same event for the requester; None: unknown
     now_ns: _Number = 0  # by the clock of the log's node; 0: unknown
+    mark: Mark = NO_MARK  # of the head, in the last page
+    differs_after: _Number | None = None  # the log has not what `mark` of the request says; it shares up to this offset
+    lacks: bool = False  # retention removed events after `after` that may be of the requested time
 
 
 class LogInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -98,10 +103,12 @@ class LogService:
         other_logs: Callable[[], tuple[int, ...]] = tuple,
         clock_ns: Callable[[], int] = int,
         on_copies: Callable[[tuple[int, ...]], None] = lambda _: None,
+        on_reverted: Callable[[Mark], None] = lambda _: None,
         on_reader: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
-        self._clock_ns, self._on_copies, self._on_reader = clock_ns, on_copies, on_reader
+        self._clock_ns, self._on_copies = clock_ns, on_copies
+        self._on_reverted, self._on_reader = on_reverted, on_reader
 
     def info(self, request: bytes, link: str = "") -> Iterator[bytes]:
         """Return the log's origin, head and low-water mark, and the other logs that this node knows."""
@@ -125,8 +132,9 @@ class LogService:
             self._on_reader(wanted.reader, min(shared, head))
         if wanted.copies:
             self._on_copies(wanted.copies)
+        differs_after = self._differs_after(wanted.mark, lineage, head) if wanted.mark is not None else None
         if wanted.probe:
-            yield b"\0" + _encode(_Covered(head, head, low_water, 0, *rest))
+            yield b"\0" + _encode(_Covered(head, head, low_water, 0, *rest, self._mark(lineage, head), differs_after))
             return
         until = min(head, wanted.until or head)
         span = Span(max(wanted.after, low_water), until, wanted.from_ns or None)
@@ -142,7 +150,31 @@ class LogService:
         yield from self._frames(events, wanted.own, link, lineage.branch)
         # The log has no events after the end that `to_ns` sets, so the page covers everything up to `until`.
         covered = until if narrow.until is not None and page.covered >= narrow.until else min(page.covered, until)
-        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped, *rest))
+        mark = self._mark(lineage, head) if covered >= head else NO_MARK
+        lacks = low_water > wanted.after and narrow.after <= low_water
+        yield b"\0" + _encode(_Covered(covered, head, low_water, skipped, *rest, mark, differs_after, lacks))
+
+    def _mark(self, lineage: Lineage, head: int) -> Mark:
+        return Mark(lineage.current.id, head, self._digest_number(head))
+
+    def _digest_number(self, offset: int) -> int:
+        try:
+            return digest_number(self._log.digest(offset))
+        except LogError:
+            return 0  # unknown: nothing is compared with it
+
+    def _differs_after(self, mark: Mark, lineage: Lineage, head: int) -> int | None:
+        """Compare a mark with the log. Returns the offset up to which both are the same for certain, if they differ.
+
+        The incarnation of the mark may have ended before it. Then the lineage shows that the log was replaced, but not
+        whether the events of that incarnation are the same.
+        """
+        until = lineage.until(mark.incarnation)
+        if until is None or (mark.offset <= head and self._digest_number(mark.offset) in (0, mark.digest)):
+            return None
+        if mark.offset <= until:
+            self._on_reverted(mark)
+        return lineage.before(mark.incarnation)
 
     def _frames(self, events: Sequence[Event], own: bool, link: str, branch: Branch) -> Iterator[bytes]:
         forward = self._forward(link) if own and self._forward is not None else None
@@ -175,6 +207,9 @@ class LogPage(NamedTuple):
     branch: Branch = NO_BRANCH
     shared: int | None = None
     now_ns: int = 0
+    mark: Mark = NO_MARK
+    differs_after: int | None = None
+    lacks: bool = False
 
 
 async def request_page(
@@ -193,19 +228,21 @@ async def request_page(
     known: Mapping[int, int] = NOTHING_KNOWN,
     probe: bool = False,
     copies: tuple[int, ...] = (),
+    mark: Mark | None = None,
     reader: int = 0,
 ) -> LogPage:
     """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
     its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. `copies`
-    names other incarnations of it that are in use at the same time. `reader` is the node that requests, if retention
-    should keep what is not `known` to it. Raises `TransportError` unless the page arrived
-    whole, and the errors of `bus.request`.
+    names other incarnations of it that are in use at the same time. The log compares `mark` with its events. `reader`
+    is the node that requests, if retention should keep what is not `known` to it. Raises `TransportError` unless the
+    page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies, reader))
+    wanted = _PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies, mark, reader)
+    body = _encode(wanted)
     parts = 0
     async for part in request(log_key(origin, incarnation), body, timeout_s):
         parts += 1

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,9 +28,9 @@ from zbus.errors import (
 )
 from zbus.event import NUMBER_MAX, Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_RETRY, ORIGIN_CLONED, TRANSPORT_ERROR, record_reason
+from zbus.observe.records import EVENT_RETRY, ORIGIN_CLONED, ORIGIN_REWOUND, TRANSPORT_ERROR, record_reason
 from zbus.ports.fabric import Fabric
-from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage
+from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage, Mark
 from zbus.ports.log import Log, Row, Stored
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
@@ -45,9 +45,9 @@ from .interest import Interest
 from .link import Link, label, link_names
 from .log_service import LOGS, NO_KEYS, LogPage, LogService, Request, log_key, request_page
 from .node_registry import NodeRegistry
+from .origins.known_logs import KNOWN_KINDS, NOTHING_OWED
 from .origins.readers import KINDS as READER_KINDS
 from .origins.readers import Readers
-from .peer import NOTHING_OWED
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 # Kinds of stored positions: the first part of their names.
 SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
-REPLACED_KINDS = ("from", "owed", OWN, CLOCK, *READER_KINDS)  # all of them are stored each time
+REPLACED_KINDS = (*KNOWN_KINDS, *READER_KINDS, OWN, CLOCK)  # all of them are stored each time
 
 COPIES_MAX = 100  # of this log, that are reported
 
@@ -84,10 +84,11 @@ class Network:
         runtime: Runtime,
         published_keys: Collection[str],
         links_changed: Callable[[], None],
+        renew_identities: Callable[[], None],
         forward: Callable[[str], Forward] | None = None,
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
-        self._runtime, self._links_changed = runtime, links_changed
+        self._runtime, self._links_changed, self._renew_identities = runtime, links_changed, renew_identities
         self._steady_ns = runtime.steady_ns
         self._failures = Counters("mesh", runtime)
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
@@ -159,8 +160,11 @@ class Network:
         await self._begin_storing(new)
         clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
         tell = partial(self._calls.soon, self._copies_reported)
+        reverted = partial(self._calls.soon, self._reverted, self._log)
         reader = partial(self._calls.soon, self._reader_reported)
-        self._service = LogService(self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell, reader)
+        self._service = LogService(
+            self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell, reverted, reader
+        )
         for key in (log_key(self.origin), log_key(self.origin, self._lineage.current.id)):
             self.request_server.serve(key, self._service.page)
         self.request_server.serve(LOGS, self._service.info)
@@ -420,11 +424,17 @@ class Network:
         link: str,
         expressions: Sequence[str] | None = None,
         incarnation: int = 0,
+        mark: Mark | None = None,
     ) -> LogPage:
-        """Request a page of another node's log. `link` is tried first. Default: the expressions of this node."""
+        """Request a page of another node's log, which compares `mark` with its events. `link` is tried first.
+
+        Default: the expressions of this node.
+        """
         keys = tuple(expressions or self.interest.expressions) or NO_KEYS
         request = self._request_over(link, origin)
-        return await request_page(request, origin, keys, after, from_ns, PAGE_TIMEOUT_S, incarnation=incarnation)
+        return await request_page(
+            request, origin, keys, after, from_ns, PAGE_TIMEOUT_S, incarnation=incarnation, mark=mark
+        )
 
     async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         """Request a page without events: how far a log reaches, and what it shares with `known` incarnations."""
@@ -460,10 +470,7 @@ class Network:
             return False  # an echo
         if branch.id == self._lineage.current.id:
             if digest and not self._separating:
-                self._separating = True
-                task = self._loop.create_task(self._compare_digest(self._log, branch, offset, digest))
-                self._comparing.add(task)
-                task.add_done_callback(self._comparing.discard)
+                self._separate(self._compare_digest(self._log, branch, offset, digest))
             return False
         until = self._lineage.until(branch.id)
         if until is not None and offset <= until:
@@ -471,21 +478,59 @@ class Network:
         self._report_copy(branch)
         return True
 
+    def _separate(self, separating: Coroutine[Any, Any, None]) -> None:
+        self._separating = True
+        task = self._loop.create_task(separating)
+        self._comparing.add(task)
+        task.add_done_callback(self._comparing.discard)
+
     async def _compare_digest(self, log: Log, branch: Branch, offset: int, digest: bytes) -> None:
         """Compare a digest with that of this log, and begin another incarnation if they differ."""
         try:
             own = await self._run(log.digest, offset) if offset <= await self._run(log.head) else b""
-            if own == digest or branch.id != self._lineage.current.id:
+            if own != digest and branch.id == self._lineage.current.id:
+                self._report_copy(branch)
+                await self._begin_incarnation(log)
+        except ZbusError as error:
+            record_reason(EVENT_RETRY, logging.WARNING, code="confirm_failed", reason=str(error), origin=self.origin)
+        finally:
+            self._separating = False
+
+    async def _begin_incarnation(self, log: Log) -> None:
+        """Begin another incarnation, so that other nodes can tell the events from here on from those of the other log.
+
+        At most once in `SEPARATE_S`, because a stranger may send any number of digests.
+        """
+        now = self._runtime.monotonic()
+        if now - self._separated_at < SEPARATE_S:
+            return
+        self._separated_at = now
+        self._renew_identities()  # first: no event of the new incarnation has an id that the other copy uses
+        await self._run(log.begin_incarnation)
+        # From here on, a request for the earlier incarnation is one for the other copy.
+        self.request_server.withdraw(log_key(self.origin, self._lineage.current.id))
+        self._lineage = log.lineage
+        self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)
+        self._declare()
+
+    def _reverted(self, log: Log, mark: Mark) -> None:
+        """Note that another node knows other events of this incarnation: this machine was reverted to a snapshot."""
+        if mark.incarnation == self._lineage.current.id and not self._separating and not self._closing:
+            self._separate(self._leave_incarnation(log, mark))
+
+    async def _leave_incarnation(self, log: Log, mark: Mark) -> None:
+        try:
+            before = self._lineage.current
+            await self._begin_incarnation(log)
+            if self._lineage.current == before:
                 return
-            self._report_copy(branch)
-            now = self._runtime.monotonic()
-            if now - self._separated_at < SEPARATE_S:  # a stranger may send any number of digests
-                return
-            self._separated_at = now
-            await self._run(log.begin_incarnation)
-            self._lineage = log.lineage
-            self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)
-            self._declare()
+            reason = (
+                f"another node knows other events of this log up to offset {mark.offset}: this machine was reverted to "
+                "a snapshot, or copied. The log begins another incarnation, so that its new events are received"
+            )
+            offsets = {"known": mark.offset, "shared": max(0, before.first - 1)}
+            names = {"origin": f"{self.origin:x}", "incarnation": f"{self._lineage.current.id:x}"}
+            record_reason(ORIGIN_REWOUND, logging.WARNING, code="own_log_rewound", reason=reason, **names, **offsets)
         except ZbusError as error:
             record_reason(EVENT_RETRY, logging.WARNING, code="confirm_failed", reason=str(error), origin=self.origin)
         finally:
@@ -558,9 +603,9 @@ class Network:
 
     # Called by the inbox and the node registry.
 
-    def beacon_received(self, origin: int) -> None:
+    def beacon_received(self, origin: int, incarnation: int) -> None:
         """Note that a node sent a beacon, so it is alive."""
-        self.registry.seen(origin)
+        self.registry.seen(origin, incarnation)
 
     def announcement_received(self, frame: bytes, link: str) -> None:
         """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""

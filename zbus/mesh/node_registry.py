@@ -3,6 +3,9 @@
 A node announces itself at its start, when it sees a new node, and a few times within its TTL. A node that does not
 announce itself within its TTL is considered gone. A node that returns after a restart or a pause is reported as
 rejoined. The registry needs no server: each node keeps its own view of the nodes that it can reach.
+
+A node is known by its log. If two processes use copies of one log, each is shown on its own: a process that announces
+itself again after another one took its place has not ended.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zbus.observe.catalog import CODES
 from zbus.observe.records import NODE_JOINED, NODE_LEFT, NODE_REFUSED, NODE_REJOINED, record, record_reason
 from zbus.observe.throttle import Throttle
+from zbus.util.memo import Memo
 from zbus.util.renamed import unknown_attribute
 from zbus.util.runtime import Runtime
 from zbus.version import __version__
@@ -40,8 +44,13 @@ ANNOUNCEMENTS_PER_TTL = 3  # how often a node announces itself within its TTL
 SOON_S = 0.05  # the delay of an announcement after a new node was seen
 NODES_MAX = 10_000
 REFUSED_S = 60.0  # a node that is refused is reported once in this time
+COPIES_MAX = 1000
+REPLACED_KEPT = 8  # processes of one node that another one replaced
+LATE_S = 2.0  # an announcement of a process that was replaced longer ago than this is not a late one
 GONE_KEPT_S = 3600.0  # how long a node that left is remembered, so that its return is reported as rejoining
 
+
+Process = tuple[str, int]  # its run, and the incarnation of its log: a resumed snapshot has the same run
 
 _RENAMED = {"node": "id", "here": "is_self", "present": "alive", "more": "truncated"}
 
@@ -87,13 +96,20 @@ NodeInfo.__getattr__ = _unknown  # type: ignore[attr-defined]
 
 
 class _KnownNode:
-    """Another node: its last announcement, and when it arrived."""
+    """Another node: its last announcement, when it arrived, and its earlier processes."""
 
-    __slots__ = ("announcement", "at", "seen_ns", "transport", "trust")
+    __slots__ = ("announcement", "at", "process", "replaced", "seen_ns", "transport", "trust")
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self.replaced = Memo[Process, float](REPLACED_KEPT)  # when another one took their place
 
     def update(self, announcement: Announcement, transport: str, trust: str, runtime: Runtime) -> None:
         self.announcement, self.transport, self.trust = announcement, transport, trust
         self.at, self.seen_ns = runtime.monotonic(), runtime.time_ns()
+        if self.process not in (None, process := _process(announcement)):
+            self.replaced[self.process] = self.at
+        self.process = process
 
 
 class NodeRegistry:
@@ -115,6 +131,8 @@ class NodeRegistry:
         # Two dicts, because nodes that are gone are evicted first. In each, the least recently seen node comes first.
         self._present: OrderedDict[int, _KnownNode] = OrderedDict()
         self._gone: OrderedDict[int, _KnownNode] = OrderedDict()
+        # Further processes that use copies of the log of a node, by origin and process.
+        self._copies: dict[tuple[int, Process], _KnownNode] = {}
         self._refusals = Throttle(REFUSED_S, runtime.monotonic)
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
@@ -140,6 +158,8 @@ class NodeRegistry:
             self.announce_soon()
             record(NODE_JOINED, **_fields(announcement, link))
             return
+        if known.process != _process(announcement) and self._receive_copy(known, announcement, link, trust):
+            return
         restarted = known.announcement.run != announcement.run
         if announcement.leaving and restarted:
             return  # a late message of its earlier run
@@ -152,6 +172,29 @@ class NodeRegistry:
         elif restarted or not was_present:
             self.announce_soon()
             _report(NODE_REJOINED, announcement, link, "node_restarted" if restarted else "node_seen_again")
+
+    def _receive_copy(self, known: _KnownNode, announcement: Announcement, link: str, trust: str) -> bool:
+        """Register the announcement of a process that uses a copy of a node's log. Returns whether it is one."""
+        key = announcement.origin, _process(announcement)
+        copy, replaced_at = self._copies.get(key), known.replaced.get(key[1])
+        if copy is None and replaced_at is None:
+            ended = [each for each in self._copies if each[0] == key[0] and each[1][1] == announcement.branch.parent]
+            if not ended:
+                return False
+            copy = self._copies[key] = self._copies.pop(ended[0])  # the copy was restarted
+            _report(NODE_REJOINED, announcement, link, "node_restarted")
+        if copy is None:
+            is_late = announcement.leaving or self._runtime.monotonic() - (replaced_at or 0.0) < LATE_S
+            if is_late or len(self._copies) >= COPIES_MAX:
+                return True
+            copy = self._copies[key] = _KnownNode()
+            self.announce_soon()
+            record(NODE_JOINED, **_fields(announcement, link))
+        copy.update(announcement, link, trust, self._runtime)
+        if announcement.leaving:
+            del self._copies[key]
+            _report(NODE_LEFT, announcement, link, "node_closed")
+        return True
 
     def _refuse(self, announcement: Announcement, link: str) -> None:
         self._count("nodes_refused", 1)
@@ -167,9 +210,13 @@ class NodeRegistry:
         """Announce this node soon, because there is a new link or a new node."""
         self._soon.set()
 
-    def seen(self, origin: int) -> None:
+    def seen(self, origin: int, incarnation: int = 0) -> None:
         """Note that a node sent a beacon, so it is alive."""
         known = self._present.get(origin)
+        for (of, (_, each)), copy in self._copies.items():
+            if (of, each) == (origin, incarnation):
+                copy.at, copy.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
+                return
         if known is not None:
             known.at, known.seen_ns = self._runtime.monotonic(), self._runtime.time_ns()
             self._present.move_to_end(origin)
@@ -183,11 +230,11 @@ class NodeRegistry:
         """Return this node first, then the others by name, and those that are gone last."""
         others = [
             _node(each.announcement, each.seen_ns, False, present, each.transport, each.trust)
-            for present, nodes in ((True, self._present), (False, self._gone))
+            for present, nodes in ((True, self._present), (True, self._copies), (False, self._gone))
             for each in nodes.values()
         ]
         own = _node(self._announcement(), self._runtime.time_ns(), True, True, "", "self")
-        return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id))]
+        return [own, *sorted(others, key=lambda node: (not node.alive, node.name, node.id, node.incarnation))]
 
     def leave(self) -> None:
         """Stop, and announce that this node leaves."""
@@ -215,6 +262,11 @@ class NodeRegistry:
         for origin, each in list(self._present.items()):
             if now - each.at > each.announcement.ttl_s:
                 self._gone[origin] = self._present.pop(origin)
+                _report(NODE_LEFT, each.announcement, each.transport, "node_silent", silent_s=round(now - each.at, 1))
+
+        for key, each in list(self._copies.items()):
+            if now - each.at > each.announcement.ttl_s:
+                del self._copies[key]
                 _report(NODE_LEFT, each.announcement, each.transport, "node_silent", silent_s=round(now - each.at, 1))
 
     def _evict_one(self) -> None:
@@ -284,6 +336,10 @@ def _node(announcement: Announcement, seen_ns: int, here: bool, present: bool, t
         announcement.protocol,
         announcement.capabilities,
     )
+
+
+def _process(announcement: Announcement) -> Process:
+    return announcement.run, announcement.branch.id
 
 
 def _fields(announcement: Announcement, link: str) -> dict[str, Any]:

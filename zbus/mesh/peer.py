@@ -7,9 +7,8 @@ delivered: nothing is out of order, and nothing is delivered twice. Events that 
 gap. The gap is permanent and delivery resumes; or, for keys that this node stores, the gap stays open until the peer
 is back.
 
-A beacon is only a claim. Events are delivered as they arrive, and only those that are known by identity are duplicates;
-but the position of the peer is stored only once its log has confirmed it. A claim that the log does not confirm is
-reported and forgotten, and the events after the last confirmed position are requested again.
+Events are delivered as they arrive, and only those that are known by identity are duplicates; but the position of the
+peer is stored only once its log has confirmed what its beacons claim.
 
 Each incarnation of a log is a peer of its own, so two copies of one log are never mixed.
 """
@@ -18,19 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from zbus.errors import RequestError, TransportError, ZbusError
-from zbus.event import NUMBER_MAX
 from zbus.observe.records import (
-    EVENT_GAP,
     EVENT_REPLAY_DELIVERED,
     EVENT_REPLAY_FAILED,
     EVENT_REPLAY_REQUESTED,
@@ -38,78 +32,28 @@ from zbus.observe.records import (
     record,
     record_reason,
 )
-from zbus.ports.lineage import NO_BRANCH, Branch
+from zbus.ports.lineage import NO_BRANCH, Branch, Mark
 from zbus.util.backoff import Backoff
 from zbus.util.runtime import Runtime
-from zbus.wire.beacon import Beacon, Newest
+from zbus.wire.beacon import Beacon
 from zbus.wire.envelope import Envelope
 
 from .dedup import Arrival
-from .gap_ledger import GapLedger, GapReporter, TrimmedRanges
+from .gap_ledger import GapLedger, TrimmedRanges
+from .host import PeerContext
 from .interest import NEVER
 from .log_service import NOTHING_KNOWN, LogPage
+from .origins.buffered_events import BufferedEvents
+from .origins.claims import Claims
+from .origins.clock_skew import ClockSkew
+from .origins.known_logs import NOTHING_OWED
 
-BUFFERED_EVENTS_MAX = 8192
-BUFFERED_BYTES_MAX = 16 * 1024 * 1024
-CONFIRM_S = (1.0, 5.0)  # the pauses before the log is asked to confirm a position; the longer ones after failures
-UNCONFIRMED_MAX = 3  # how often the log must say that it does not reach a position
-BELIEVED_MAX = 32  # beacons, as several links may repeat them
-DOUBT_S = 2.0  # a contradiction leads to a repair at most this often
 TAIL_S = 0.25  # how long the last events that a beacon names may still be in flight
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
 KEYS_MAX = 100_000  # whose last offsets are kept between two beacons
-HEADS_KEPT = 100
 EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
-
-
-NOTHING_OWED: Mapping[str, int] = MappingProxyType({})
-
-
-class PeerContext(GapReporter, Protocol):
-    """The node, as a peer sees it."""
-
-    def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
-        """Deliver events, and store those that this node stores. The result completes when they are stored."""
-
-    async def page(
-        self,
-        origin: int,
-        after: int,
-        from_ns: int,
-        link: str,
-        expressions: Sequence[str] | None = None,
-        incarnation: int = 0,
-    ) -> LogPage:
-        """Request a page of a log. `link` is where its node was last seen."""
-
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
-        """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
-
-    async def wait_for_capacity(self) -> None:
-        """Wait while too many bytes await commit or, in a bridge, await sending."""
-
-    def covered(self, origin: int, branch: Branch, offset: int) -> None:
-        """Note that nothing of this log up to `offset` is missing, as the log has confirmed."""
-
-    def look_up(self, publisher_id: int, sequence: int) -> Arrival:
-        """Return what is known of an identity."""
-
-    def proven(self, peer: Peer, shared: int) -> None:
-        """Note that the log of a peer has replied, so that this incarnation exists."""
-
-    def report_late(self, envelope: Envelope, link: str) -> None:
-        """Report an event that is dropped, because later events of its publisher were delivered."""
-
-    def report_rewound(self, origin: int, branch: Branch, known: int, shared: int) -> None:
-        """Report that a log, known up to `known`, has the same events only up to `shared`."""
-
-    def report_unconfirmed(self, origin: int, claimed: int, head: int, link: str) -> None:
-        """Report that a position was claimed which the log, which ends at `head`, has not reached."""
-
-    def past_fetched(self, origin: int, expression: str, reached: int | None) -> None:
-        """Note how far the past events of an expression were fetched; None: all of them."""
 
 
 class Peer:
@@ -124,33 +68,26 @@ class Peer:
         branch: Branch = NO_BRANCH,
         known: Mapping[int, int] = NOTHING_KNOWN,
         owed: Mapping[str, int] = NOTHING_OWED,
+        mark: Mark | None = None,
     ) -> None:
         """Start at `covered`; None if that is not known.
 
         `known` has other incarnations of its log with the offsets that were reached in them, which its log compares
-        with its own. `owed` has expressions whose past events are still to be requested, each after an offset.
+        with its own. `owed` has expressions whose past events are still to be requested, each after an offset. `mark`
+        is what its log had before, which is compared with what it has now.
         """
         self.id, self.branch, self._context, self._runtime = id, branch, context, runtime
         self._monotonic, self._time_ns = runtime.monotonic, runtime.steady_ns
-        self._confirmed = covered  # its log has confirmed that it reaches this offset
-        self._claimed = 0  # how far its log reaches, as beacons say
-        self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons
-        self._confirming: asyncio.Task[None] | None = None
-        self._known = known
-        self._is_proven = False  # the log has replied
         self._has_history = covered is not None  # this incarnation or an earlier one is known
-        self._skew_ns: int | None = None  # how far its clock is ahead of ours, at least
-        self._doubted_at = -math.inf
+        self._skew = ClockSkew(self._time_ns)
         self.has_log = bool(id & 1)
-        self._link = ""  # the link over which it was last seen
+        self.link = ""  # the link over which it was last seen
         self._covered = covered  # nothing up to this offset is missing; None for a new peer
         self._covered_at = self._time_ns()
         self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
         self._last: dict[str, int] = {}
-        self._buffered: deque[tuple[Envelope, str]] = deque()
-        self._buffered_bytes = 0
-        self._evicted_up_to = 0
+        self._buffered = BufferedEvents()
         self._pending: Beacon | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._repairing: asyncio.Task[None] | None = None
@@ -160,8 +97,7 @@ class Peer:
         self._owed = dict(owed)
         self._settling_beacons = 0  # until this many beacons arrived, the first event of a key reveals no gap
         self._gap_ledger = GapLedger(id, context, runtime)
-        # The heads of the beacons during a repair, and when they came.
-        self._heads: deque[tuple[float, int]] = deque(maxlen=HEADS_KEPT)
+        self._claims = Claims(self, context, runtime, covered, known, mark)
         self._gave_up = False  # since the last beacon: some events up to `_covered` did not arrive
         self._has_open_gaps = False  # keys without a gap are delivered, and stored keys with a gap wait
         self._trimmed: TrimmedRanges | None = None
@@ -176,15 +112,20 @@ class Peer:
     @property
     def confirmed(self) -> int | None:
         """The offset up to which nothing is missing, as its log has confirmed; None for a new peer."""
-        return self._confirmed
+        return self._claims.confirmed
 
     @property
     def reach(self) -> int:
         """The highest offset that was received or confirmed."""
-        return max(self.covered, self._confirmed or 0, *self._last.values(), 0)
+        return max(self.covered, self.confirmed or 0, *self._last.values(), 0)
+
+    @property
+    def is_repairing(self) -> bool:
+        """Whether its log is being asked for missing events."""
+        return self._repairing is not None
 
     def ask(self) -> None:
-        """Ask the log, because only its reply shows that this incarnation exists."""
+        """Request the missing events from its log. Only its reply shows that this incarnation exists."""
         if self.has_log:
             self._repair()
 
@@ -201,13 +142,13 @@ class Peer:
             self._gap_ledger.note_newest(other._pending.newest)
         if buffered := [item for item in other._buffered if item[0].offset < first]:
             for envelope, link in buffered:
-                self._buffer([envelope], link)
-            self._evicted_up_to = max(self._evicted_up_to, other._evicted_up_to)
+                self._buffered.add([envelope], link)
+            self._buffered.evicted_up_to = max(self._buffered.evicted_up_to, other._buffered.evicted_up_to)
             self._repair()
 
     def take(self, envelopes: Sequence[Envelope], link: str) -> Sequence[Envelope]:
         """Return the events that are new and follow their predecessors. Events after a gap are buffered."""
-        self._link = link
+        self.link = link
         if self._repairing is not None:
             self._seen_again.set()
             if self._has_open_gaps:
@@ -215,7 +156,7 @@ class Peer:
                 self._bound_keys()
                 self._taken_events += len(envelopes)
                 return envelopes
-            self._buffer(envelopes, link)
+            self._buffered.add(envelopes, link)
             return ()
         if self._covered is None and not self.has_log:
             self._covered, self._settling_beacons = 0, 2  # the events before the first one of each key are not missed
@@ -230,11 +171,15 @@ class Peer:
                 if new and new[-1].offset == envelope.offset and _identity(new[-1]) == _identity(envelope):
                     self._context.count("duplicates_received", 1)  # it was buffered twice
                 elif self._is_missed(envelope):
+                    if self._claims.may_be_reverted(envelope.offset):
+                        self._buffered.add(envelopes[at:], link)  # events before it may be missing as well
+                        self._repair()
+                        break
                     new.append(envelope)
                     contradicted = True
                 continue
             if envelope.previous > seen and not (self._settling_beacons and not self.has_log and key not in last):
-                self._buffer(envelopes[at:], link)
+                self._buffered.add(envelopes[at:], link)
                 self._repair()
                 break
             if self._gave_up and envelope.previous > last.get(key, covered):  # lost when the repair was given up
@@ -248,14 +193,14 @@ class Peer:
         if self._trimmed is not None:
             self._trimmed.report(new)
         if contradicted:
-            self._doubt()
+            self._claims.doubt()
         elif self._owed and self._repairing is None:
             self._repair()
         return new
 
     def beacon(self, beacon: Beacon, link: str) -> None:
         """Compare the events that arrived with those that were sent."""
-        self._link = link
+        self.link = link
         self._settling_beacons = max(0, self._settling_beacons - 1)
         if self._covered is None and not self.has_log:
             # Its events may still be in flight on another thread, or were sent before this node subscribed.
@@ -264,19 +209,21 @@ class Peer:
         if self._owed:
             self._repair()
         if self._covered is not None and beacon.head <= self._covered:
+            self._claims.not_advanced(beacon.head)
             return
         if self._repairing is not None:
             self._note_newest(beacon)
-            self._heads.append((self._monotonic(), beacon.head))
+            self._claims.note_head(beacon.head)
             return
         pending = self._pending
         if pending is not None and beacon.since <= pending.head:
             beacon = Beacon(self.id, pending.since, max(pending.head, beacon.head), pending.newest | beacon.newest)
-        follows = self._covered is not None and (beacon.since <= self._covered or beacon.since in self._believed)
+        since = beacon.since
+        follows = self._covered is not None and (since <= self._covered or self._claims.is_believed(since))
         if self._covered is None or (self.has_log and not follows):
             self._note_newest(beacon)
             self._repair()  # the peer is new, or a beacon is missing
-            self._heads.append((self._monotonic(), beacon.head))
+            self._claims.note_head(beacon.head)
         elif self._missing(beacon):
             self._pending = beacon
             if self._timer is None:
@@ -294,6 +241,12 @@ class Peer:
             self._rewind_to = offset if self._rewind_to is None else min(self._rewind_to, offset)
             self._repair()
 
+    def distrust(self, offset: int) -> None:
+        """Request the events after `offset` again, because the position may be one in another copy of the log."""
+        if self._claims.confirmed is not None:
+            self._claims.confirmed = min(offset, self._claims.confirmed)
+        self.rewind(offset)
+
     def fetch_past(self, expressions: Sequence[str]) -> bool:
         """Request the past events of expressions as well. Return False for a new peer: it is asked for them anyway."""
         if not self.has_log or (self._covered is None and not self._last and self._repairing is None):
@@ -306,13 +259,12 @@ class Peer:
         """Stop. Return the tasks to wait for."""
         if self._timer is not None:
             self._timer.cancel()
-        ending = [task for task in (self._repairing, self._confirming) if task is not None]
-        for task in ending:
-            task.cancel()
+        ending = self._claims.close()
+        if self._repairing is not None:
+            self._repairing.cancel()
+            ending.append(self._repairing)
         self._gap_ledger.close()
         return ending
-
-    # Claims and what the log confirms.
 
     def _is_missed(self, envelope: Envelope) -> bool:
         """Return whether an event must be delivered, although its offset was passed already.
@@ -325,82 +277,32 @@ class Peer:
             self._context.count("duplicates_received", 1)
             return False
         if arrival is Arrival.SKIPPED and not self._context.interest.of(envelope.key).stored:
-            self._context.report_late(envelope, self._link)
+            self._context.report_late(envelope, self.link)
             return False
         return True
 
-    def _doubt(self) -> None:
-        """Forget everything that its log has not confirmed, and request it again: a claim contradicts an event."""
-        now = self._monotonic()
-        if now - self._doubted_at < DOUBT_S:
-            return
-        self._doubted_at, self._claimed = now, 0
-        self._last.clear()
-        self._pending = None
-        if self.has_log:
-            self._covered = self._confirmed
-            self._repair()
-        else:
-            self._covered, self._settling_beacons = 0, 2
+    # Called by its claims.
 
-    def _confirm_soon(self) -> None:
-        if self._confirming is None:
-            self._confirming = asyncio.get_running_loop().create_task(self._confirm())
-
-    async def _confirm(self) -> None:
-        """Ask the log whether it reaches the position that was claimed, until it has said so.
-
-        It is also asked for the events after the last one that a beacon named. If there are any, they are missing.
-        """
-        pauses, refused = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0
-        try:
-            while self._unconfirmed():
-                await asyncio.sleep(pauses.next())
-                if not self._unconfirmed():
-                    continue  # a repair has, or will
-                covered, claimed = self._covered or 0, max(self._covered or 0, self._claimed)
-                try:
-                    if claimed > covered:
-                        page = await self._context.page(self.id, covered, 0, self._link, incarnation=self.branch.id)
-                    else:
-                        page = await self._context.describe(self.id, self.branch.id, self._link, NOTHING_KNOWN)
-                    self._proven(page)
-                except Exception as error:  # it is asked again; until then the position is not stored
-                    record_reason(EVENT_RETRY, logging.DEBUG, code="confirm_failed", reason=str(error), origin=self.id)
-                    continue
-                pauses.reset()
-                if not self._unconfirmed():
-                    continue
-                if any(self._is_missing(each) for each in page.envelopes if each.offset <= claimed):
-                    self._repair()
-                elif page.head >= claimed:
-                    refused = 0
-                    self._confirmed = min(claimed, page.covered)
-                    self._covered = max(self._confirmed, self._covered or 0)
-                    self._context.covered(self.id, self.branch, self._confirmed)
-                elif (refused := refused + 1) >= UNCONFIRMED_MAX:
-                    self._refuse(claimed, page.head)
-        finally:
-            self._confirming = None
-
-    def _is_missing(self, envelope: Envelope) -> bool:
+    def is_missing(self, envelope: Envelope) -> bool:
         """Return whether an event of a page did not arrive, although this node wants it."""
         since = self._context.interest.of(envelope.key).since
         return not self._predates_interest(envelope, since) and not self._is_known(envelope)
 
-    def _unconfirmed(self) -> bool:
-        claimed = max(self._covered or 0, self._claimed)
-        return self._repairing is None and claimed > (-1 if self._confirmed is None else self._confirmed)
+    def confirmed_up_to(self, offset: int) -> None:
+        """Note that the log has confirmed a position."""
+        self._covered = max(offset, self._covered or 0)
 
-    def _refuse(self, claimed: int, head: int) -> None:
-        """Forget a position that the log has not reached."""
-        if self._confirmed is not None and head < self._confirmed:  # only version 0.1 does not name its incarnation
-            self._context.report_rewound(self.id, self.branch, self._confirmed, head)
-            self._confirmed = head
+    def go_back(self, offset: int | None) -> None:
+        """Forget everything after a confirmed position, and request it again."""
+        self._last.clear()
+        self._pending = None
+        if self.has_log:
+            self._covered = offset
+            self._repair()
         else:
-            self._context.report_unconfirmed(self.id, claimed, head, self._link)
-        self._doubted_at = -math.inf
-        self._doubt()
+            self._covered, self._settling_beacons = 0, 2
+
+    # Beacons.
 
     def _missing(self, beacon: Beacon) -> list[str]:
         covered, interest = self._covered or 0, self._context.interest
@@ -451,9 +353,8 @@ class Peer:
 
     def _believe(self, beacon: Beacon) -> None:
         """Advance as far as the events that a beacon names show. That its log reaches further, the log must confirm."""
-        self._claimed = max(beacon.head, self._claimed)
-        self._believed.append(beacon.head)
         named = max([offset for offset, _, _ in beacon.newest.values()], default=0)
+        self._claims.believe(beacon.head, beacon.digest if named == beacon.head else b"")
         self._advance(min(beacon.head, named) if self.has_log else beacon.head)
 
     def _advance(self, head: int) -> None:
@@ -461,10 +362,7 @@ class Peer:
         self._covered_at = self._time_ns()
         self._gave_up = False
         self._last = {key: offset for key, offset in self._last.items() if offset > head}
-        if self._confirmed is not None and max(self._covered, self._claimed) <= self._confirmed:
-            self._context.covered(self.id, self.branch, self._covered)
-        elif self.has_log:
-            self._confirm_soon()
+        self._claims.advanced(self._covered)
 
     def _bound_keys(self) -> None:
         """Forget the older half of the keys if there are too many, as of a peer that sends no beacons.
@@ -478,28 +376,10 @@ class Peer:
 
     # Repair.
 
-    def _buffer(self, envelopes: Sequence[Envelope], link: str) -> None:
-        for envelope in envelopes:
-            self._buffered.append((envelope, link))
-            self._buffered_bytes += len(envelope.payload)
-            while len(self._buffered) > BUFFERED_EVENTS_MAX or self._buffered_bytes > BUFFERED_BYTES_MAX:
-                self._evicted_up_to = max(self._evicted_up_to, self._unbuffer().offset)
-
-    def _unbuffer(self) -> Envelope:
-        envelope, _ = self._buffered.popleft()
-        self._buffered_bytes -= len(envelope.payload)
-        return envelope
-
-    def _take_buffered(self) -> list[tuple[Envelope, str]]:
-        """Return the buffered events in order, and forget them."""
-        taken, self._buffered, self._buffered_bytes = sorted(self._buffered, key=_by_offset), deque(), 0
-        return taken
-
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
-            self._claimed = 0  # the pages will show it
-            self._heads.clear()
+            self._claims.repair_begins()
             self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
             self._repairing = asyncio.get_running_loop().create_task(run())
@@ -515,7 +395,7 @@ class Peer:
         record(EVENT_REPLAY_REQUESTED, logging.DEBUG, after=self._covered or 0, **fields)
         while True:
             try:
-                if self._covered is None and (self._known or self._skew_ns is None):
+                if self._covered is None and (self._claims.known or not self._skew.is_known):
                     await self._compare()
                 if self._owed:
                     await self._fetch(*next(iter(self._owed.items())))
@@ -534,16 +414,9 @@ class Peer:
             except Exception as error:
                 pause = pauses.next()
                 if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
-                    unexpected = None if isinstance(error, ZbusError) else error
-                    record_reason(
-                        EVENT_RETRY,
-                        logging.WARNING,
-                        unexpected,
-                        code="repair_failed",
-                        reason=str(error),
-                        origin=self.id,
-                        again_in_s=round(pause, 3),
-                    )
+                    bug = None if isinstance(error, ZbusError) else error
+                    again: dict[str, Any] = {"origin": self.id, "again_in_s": round(pause, 3)}
+                    record_reason(EVENT_RETRY, logging.WARNING, bug, code="repair_failed", reason=str(error), **again)
                 if self._monotonic() > self._deadline:
                     if not failed:
                         record_reason(
@@ -587,40 +460,15 @@ class Peer:
 
     def _is_done(self) -> bool:
         nothing_else = not self._owed and self._rewind_to is None
-        return self._complete and nothing_else and self._evicted_up_to <= (self._covered or 0)
+        return self._complete and nothing_else and self._buffered.evicted_up_to <= (self._covered or 0)
 
     async def _compare(self) -> None:
         """Ask the log for the offset that it shares with the known incarnations, and for the time of its clock."""
-        known, asked_at = self._known, self._time_ns()
-        page = await self._context.describe(self.id, self.branch.id, self._link, known)
-        self._proven(page, (page.shared or 0) if known else NUMBER_MAX)
-        self._measure_skew(page.now_ns, asked_at)
+        asked_at = self._time_ns()
+        page, known = await self._claims.compare()
+        self._skew.measure(page.now_ns, asked_at)
         if known:
-            self._known, most = NOTHING_KNOWN, max(known.values())
-            shared = None if page.shared is None else min(page.shared, most)
-            self._covered = self._confirmed = shared
-            if (shared is None or shared < most) and most <= self.branch.before:  # otherwise it is reported already
-                self._context.report_rewound(self.id, self.branch, most, shared or 0)
-
-    def _proven(self, page: LogPage, shared: int = NUMBER_MAX) -> LogPage:
-        """Note that the log has replied, and shares at most this offset with what is known.
-
-        Raises `TransportError` if it is in another incarnation.
-        """
-        if page.branch.id not in (0, self.branch.id):
-            raise TransportError(f"log {self.id:x} is in incarnation {page.branch.id:x}, not {self.branch.id:x}")
-        if not self._is_proven:
-            self._is_proven = True
-            self._context.proven(self, shared)
-        return page
-
-    def _measure_skew(self, now_ns: int, asked_at: int) -> None:
-        """Note how far the clock of the peer is ahead at least. Less than the time of a round trip is not a skew."""
-        if not now_ns:  # version 0.1 does not say
-            self._skew_ns = self._skew_ns or 0
-            return
-        least, most = now_ns - self._time_ns(), now_ns - asked_at
-        self._skew_ns = 0 if least <= 0 <= most else least
+            self._covered = self.confirmed
 
     async def _page(self) -> Sequence[Envelope]:
         """Request the next page, deliver its new events in order, and wait until they are stored. Return them."""
@@ -628,15 +476,19 @@ class Peer:
         # A new peer is asked by time instead of offset: by its own clock.
         from_ns = 0
         if self._covered is None and interest.earliest:
-            from_ns = max(0, min(interest.earliest + (self._skew_ns or 0), self._clock_ns))
-        link, asked_at, claims = self._link, self._time_ns(), list(self._heads)
-        page = self._proven(await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id))
-        self._measure_skew(page.now_ns, asked_at)
-        if false := [claim for claim in claims if claim[1] > page.head and claim in self._heads]:
-            self._context.report_unconfirmed(self.id, max(head for _, head in false), page.head, link)
-            self._heads = deque((each for each in self._heads if each not in false), HEADS_KEPT)
+            from_ns = max(0, min(interest.earliest + self._skew.ns, self._clock_ns))
+        link, asked_at, heads, mark = self.link, self._time_ns(), self._claims.heads, self._claims.mark
+        page = await self._context.page(self.id, after, from_ns, link, incarnation=self.branch.id, mark=mark)
+        self._claims.replied(page)
+        if mark is not None and (shared := self._claims.compared(page)) is not None:
+            # Events that were published before this node wanted them are left out, as for a new peer.
+            self._rewind_to, self._covered_at, self._complete = shared, 0, False
+            return ()
+        self._skew.measure(page.now_ns, asked_at)
+        self._claims.compare_heads(heads, page, link)
         self._check_page(page, after)
-        trimmed = (self._covered is not None or bool(self._last)) and page.low_water > after
+        # A new peer may have removed events before the first contact, which a stored key was waiting for.
+        trimmed = page.low_water > after and (self._covered is not None or bool(self._last) or self._lacks(page))
         new: list[Envelope] = []
         for envelope in page.envelopes:
             if self._predates_interest(envelope, interest.of(envelope.key).since):
@@ -645,26 +497,28 @@ class Peer:
                 new.append(envelope)
         reported = trimmed and await self._accept_buffered(page.low_water)
         if page.skipped:
-            new = self._with_buffered(new, page.covered)
+            new = self._buffered.merged(new, page.covered)
         if trimmed:
             self._trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
         reported = (self._trimmed is not None and self._trimmed.report(new)) or reported
         if trimmed and not reported and self._trimmed is not None:
-            self._trimmed.count()
-            reason = "retention removed it at the publisher"
-            span: dict[str, Any] = {"after": after, "until": page.low_water}
-            record_reason(EVENT_GAP, logging.WARNING, code="gap_trimmed", reason=reason, origin=self.id, **span)
+            self._trimmed.report_range(after)
         await self._context.wait_for_capacity()
         stored = self._context.accept(new, link, repaired=True)
         if stored is not None:
             await stored
         for envelope in new:
             self._last[envelope.key] = max(envelope.offset, self._last.get(envelope.key, 0))
-        self._covered = self._confirmed = max(after, page.covered)
+        self._covered = self._claims.confirmed = max(after, page.covered)
         self._complete = page.covered >= page.head
-        while self._buffered and self._buffered[0][0].offset <= self._covered and self._is_known(self._buffered[0][0]):
-            self._unbuffer()  # the log supplied it
+        self._buffered.remove_supplied(self._covered, self._is_known)
         return new
+
+    def _lacks(self, page: LogPage) -> bool:
+        """Return whether a new peer has removed events that this node may have had to store."""
+        interest = self._context.interest
+        wanted = [interest.of(each.key) for each in page.envelopes] if page.lacks else []
+        return any(each.stored and each.since <= interest.earliest for each in wanted)  # the request began then
 
     async def _accept_buffered(self, until: int) -> bool:
         """Deliver the buffered events up to an offset, which the log no longer has. Report what is missing before them.
@@ -673,7 +527,7 @@ class Peer:
         """
         stored: Awaitable[object] | None = None
         reported = False
-        for envelope, link in sorted(self._buffered, key=_by_offset):
+        for envelope, link in self._buffered.by_offset():
             if envelope.offset <= until and not self._is_known(envelope):
                 identity = (envelope.publisher_id, envelope.sequence)
                 reported = self._context.report_gap(self.id, envelope.key, *identity) or reported
@@ -681,12 +535,6 @@ class Peer:
         if stored is not None:
             await stored
         return reported
-
-    def _with_buffered(self, found: list[Envelope], until: int) -> list[Envelope]:
-        """Return the events of a page together with the buffered ones that the log no longer has, in order."""
-        offsets = {envelope.offset for envelope in found}
-        kept = {each.offset: each for each, _ in self._buffered if each.offset <= until and each.offset not in offsets}
-        return sorted([*found, *kept.values()], key=lambda envelope: envelope.offset)
 
     def _is_known(self, envelope: Envelope) -> bool:
         return self._context.look_up(envelope.publisher_id, envelope.sequence) is Arrival.DUPLICATE
@@ -697,11 +545,7 @@ class Peer:
             reason = f"the page after offset {after} covers nothing, although the log reaches {page.head}"
             raise TransportError(reason)
         if page.skipped:
-            self._context.count("gaps", 1)
-            self._context.count("gaps_unrepaired", 1)
-            reason = "events are corrupt in the log of the publisher"
-            span: dict[str, Any] = {"after": after, "until": page.covered, "events": page.skipped}
-            record_reason(EVENT_GAP, logging.WARNING, code="gap_corrupt", reason=reason, origin=self.id, **span)
+            self._gap_ledger.report_corrupt(after, page.covered, page.skipped)
 
     def _predates_interest(self, envelope: Envelope, since: int) -> bool:
         """Return whether an event was published before this node wanted its key.
@@ -710,18 +554,18 @@ class Peer:
         """
         if envelope.key in self._last or (self._covered is not None and since <= self._covered_at):
             return False
-        return envelope.published_at < since + (self._skew_ns or 0)
+        return envelope.published_at < since + self._skew.ns
 
     async def _fetch(self, expression: str, after: int) -> None:
         """Deliver everything that the log has for an expression. Events that are known already are duplicates."""
-        link, interest = self._link, self._context.interest
+        link, interest = self.link, self._context.interest
         while True:
             page = await self._context.page(self.id, after, 0, link, (expression,), incarnation=self.branch.id)
             self._check_page(page, after)
             wanted = [
                 each
                 for each in page.envelopes
-                if each.published_at >= interest.of(each.key).since + min(0, self._skew_ns or 0)
+                if each.published_at >= interest.of(each.key).since + min(0, self._skew.ns)
             ]
             await self._context.wait_for_capacity()
             stored = self._context.accept(wanted, link, repaired=True)
@@ -744,7 +588,7 @@ class Peer:
 
         If the peer has a log, the stored keys with a gap keep waiting for it; the others do not.
         """
-        buffered = self._take_buffered()
+        buffered = self._buffered.take()
         interest, waits = self._context.interest, self.has_log and self._context.interest.stores_any
         given_up = self._covered or 0  # up to here, what did not arrive is reported
         run: list[Envelope] = []
@@ -758,7 +602,7 @@ class Peer:
                     run.append(envelope)
                 continue
             if waits and envelope.previous > seen and interest.of(envelope.key).stored:
-                self._buffer([envelope], link)
+                self._buffered.add([envelope], link)
                 continue
             if envelope.previous > seen or link != run_link:
                 self._context.accept(run, run_link)
@@ -779,25 +623,13 @@ class Peer:
             self._has_open_gaps = True
             return
         self._gap_ledger.close()
-        self._evicted_up_to, self._repairing = 0, None
+        self._buffered.evicted_up_to, self._repairing = 0, None
         if self.has_log:  # otherwise every beacon would request the lost events again
-            self._covered = self._settled_up_to(given_up, fresh)
+            self._covered = self._claims.settled_up_to(given_up, fresh, self._last.values(), TAIL_S)
             self._gave_up = True
             if fresh:  # its last beacon is recent: the events that it names may still be in flight
                 head = max(offset for offset, _, _ in fresh.values())
-                self.beacon(Beacon(self.id, self._covered, head, fresh), self._link)
-
-    def _settled_up_to(self, given_up: int, fresh: Mapping[str, Newest]) -> int:
-        """Return the offset up to which every event arrived or was reported, after a repair was given up.
-
-        Beacons named the events up to it. Later ones may still be in flight, whatever has overtaken them, and so may
-        those in `fresh`.
-        """
-        before = self._monotonic() - TAIL_S
-        first = min([offset for offset, _, _ in fresh.values()], default=NUMBER_MAX)
-        heads = [head for at, head in self._heads if at <= before and head < first]
-        settled: list[int] = heads or list(self._last.values())
-        return max([given_up, *settled])
+                self.beacon(Beacon(self.id, self._covered, head, fresh), self.link)
 
     def _take_unbroken(self, envelopes: Sequence[Envelope], link: str) -> list[Envelope]:
         """Return the events whose predecessors arrived, and buffer the others, while the peer has open gaps."""
@@ -808,7 +640,7 @@ class Peer:
                 if self._is_missed(envelope):
                     new.append(envelope)
             elif envelope.previous > seen:
-                self._buffer([envelope], link)
+                self._buffered.add([envelope], link)
             else:
                 self._last[envelope.key] = envelope.offset
                 new.append(envelope)
@@ -825,8 +657,8 @@ class Peer:
     def _resume(self) -> None:
         """Deliver the events that were buffered during the repair."""
         self._gap_ledger.close()
-        buffered = self._take_buffered()
-        self._evicted_up_to, self._repairing = 0, None
+        buffered = self._buffered.take()
+        self._buffered.evicted_up_to, self._repairing = 0, None
         for link, items in groupby(buffered, key=lambda item: item[1]):
             envelopes = [envelope for envelope, _ in items]
             self._context.accept(self.take(envelopes, link), link)
@@ -836,7 +668,3 @@ class Peer:
 
 def _identity(envelope: Envelope) -> tuple[int, int]:
     return envelope.publisher_id, envelope.sequence
-
-
-def _by_offset(item: tuple[Envelope, str]) -> int:
-    return item[0].offset

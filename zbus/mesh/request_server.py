@@ -71,6 +71,10 @@ class RequestServer:
         """Serve a key with a function that returns any number of replies. It runs on a thread."""
         self._sources[key] = source
 
+    def withdraw(self, key: str) -> None:
+        """Serve a key no longer. Requests that have arrived are still answered."""
+        self._sources.pop(key, None)
+
     def handler(self, key: str) -> Callable[[bytes], Awaitable[bytes]] | None:
         """Return the handler of a key on this node, or None."""
         served = self._handlers.get(key)
@@ -78,12 +82,13 @@ class RequestServer:
 
     def on_request(self, request: IncomingRequest, link: str = "") -> None:
         """Queue a request for its handler. Called on the fabrics' threads; does not block."""
-        if request.key not in self._sources:
+        source = self._sources.get(request.key)
+        if source is None:
             self._calls.soon(self._begin, request, link)
             return
         self._last_request_at = self._loop.time()
         with suppress(RuntimeError):  # closing: the requester gets no reply, and retries
-            self._threads.submit(self._serve_from, request, self._sources[request.key], link)
+            self._threads.submit(self._serve_from, request, source, link)
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request whose requester no longer waits, even if the request has not arrived yet."""

@@ -47,7 +47,7 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "ORIGIN_REWOUND": RecordInfo(
         "WARNING",
-        "The log of another node was replaced by an older one.",
+        "A log was replaced by an older one.",
         "origin, incarnation, known (offset), shared (offset), code, reason",
     ),
     "ORIGIN_UNCONFIRMED": RecordInfo(
@@ -265,6 +265,7 @@ CODES: dict[str, str] = {
     "log_rewound": "The log of another node was restored from a backup, or copied.",
     "link_failed": "A side of a bridge cannot be connected.",
     "own_log_copied": "Another node uses a copy of the log of this one.",
+    "own_log_rewound": "Another node knows other events of this log: this machine was reverted to a snapshot.",
     "protocol_unsupported": "The protocol of a node is too old or too new for the other one.",
     "positions_damaged": "Stored positions in other logs do not match their checksums, and were removed.",
     "positions_of_another_log": "The stored positions are of another log, or of a newer state of it.",

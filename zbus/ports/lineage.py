@@ -3,6 +3,9 @@
 Each opening of a log by an owner begins an incarnation with a random id. A log that was restored or copied has the
 incarnations of its backup, and then its own. Two logs with the same id therefore share the offsets up to the last
 incarnation that they have in common, and no others: the same offset after that is another event.
+
+A process that was reverted to a snapshot of its machine continues its incarnation with other events. Only a digest of
+the events shows that, so nodes keep a mark of each log that they know.
 """
 
 from __future__ import annotations
@@ -49,6 +52,24 @@ class Branch(NamedTuple):
         return min(known[self.parent], self.before) if self.parent in known else None
 
 
+class Mark(NamedTuple):
+    """The digest of the events of a log up to an offset, as the log itself has named it."""
+
+    incarnation: _Number  # the current one at that time
+    offset: _Number
+    digest: _Number  # as `digest_number` returns it; 0 if it is unknown
+
+
+def digest_number(digest: bytes) -> int:
+    """Return the first 62 bits of a digest, which can be stored as a position; 0 if the digest is unknown.
+
+    >>> digest_number(bytes.fromhex("ffffffffffffffff0000")) == (1 << 62) - 1, digest_number(b"")
+    (True, 0)
+    """
+    return int.from_bytes(digest[:8]) >> 2
+
+
+NO_MARK = Mark(0, 0, 0)
 NO_BRANCH = Branch(0, 0, 0)  # of a node without a log, or of version 0.1
 
 
@@ -89,6 +110,10 @@ class Lineage(NamedTuple):
                 return following - 1
             following = each.first
         return None
+
+    def before(self, incarnation: int) -> int:
+        """Return the last offset before an incarnation began; 0 if it is unknown."""
+        return next((max(0, each.first - 1) for each in self.incarnations if each.id == incarnation), 0)
 
     def shared(self, known: Mapping[int, int]) -> int | None:
         """Return the highest offset that is the same event here, for someone who knows some incarnations.

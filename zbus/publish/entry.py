@@ -50,6 +50,7 @@ class Entry:
         self.time_ns, self.randbits, self.token_hex = runtime.time_ns, runtime.randbits, runtime.token_hex
         # Rises when a result of `open_key` may change: publishers compare it instead of calling that for each event.
         self.generation = 0
+        self.renewals = 0  # how often publishers had to get new ids
         self._is_open = False
         self.closed_because = ""  # why the bus is not open, if that is unusual
         # The event loop of the bus, and its thread, once the bus is open.
@@ -90,6 +91,11 @@ class Entry:
     def recheck(self) -> None:
         """Make publishers check their keys again, because transports or access rules changed or the bus closed."""
         self.generation += 1
+
+    def renew_identities(self) -> None:
+        """Give each publisher a new id with its next event, because a copy of this process may use the same ones."""
+        self.renewals += 1
+        self.recheck()
 
     def check_open(self) -> None:
         """Raise an error if nothing can be published by this call.

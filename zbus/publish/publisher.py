@@ -27,14 +27,16 @@ UNCHECKED = -1  # the first event checks that the bus is open
 class EventPublisher:
     """Publishes to one key. Each publisher object has its own identity, with sequences from 0.
 
+    The identity changes only if a copy of this process is found, which uses the same one.
+
     Create one with `await bus.publisher("shop/orders/created")` or `EventPublisher.for_component(...)`.
     """
 
-    __slots__ = ("_entry", "_generation", "_sequence", "key", "publisher_id")
+    __slots__ = ("_entry", "_generation", "_renewals", "_sequence", "key", "publisher_id")
 
     def __init__(self, entry: Entry, key: str) -> None:
         self._entry, self.key = entry, entry.check_key(key)
-        self._generation = UNCHECKED
+        self._generation, self._renewals = UNCHECKED, entry.renewals
         self.publisher_id, self._sequence = first_identity(entry.randbits)
         entry.announce_key(key)
 
@@ -187,8 +189,12 @@ class EventPublisher:
 
     def _check_key(self) -> None:
         """Check that the bus is open and that events may be published to the key now."""
-        self._entry.open_key(self.key)
-        self._generation = self._entry.generation
+        entry = self._entry
+        entry.open_key(self.key)
+        self._generation = entry.generation
+        if self._renewals != entry.renewals:
+            self._renewals = entry.renewals
+            self.publisher_id, self._sequence = first_identity(entry.randbits)
 
 
 async def _add_outcome(error: Exception, stored: int, waiting: deque[asyncio.Future[Stored]]) -> None:

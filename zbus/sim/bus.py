@@ -123,9 +123,8 @@ class ObservedPublisher(EventPublisher):
         begun, publish = self._ledger.now(), super().publish_many
 
         async def acknowledged() -> Sequence[int]:
-            first = self.sequence
             offsets = await publish(payloads, headers=headers, correlation_id=correlation_id)
-            for sequence in range(first, first + len(offsets)):
+            for sequence in range(self.sequence - len(offsets), self.sequence):  # before it, the identity may change
                 self._ledger.acknowledged(self._name, (self.publisher_id, sequence), self.key, begun)
             return offsets
 

@@ -46,6 +46,10 @@ class Identities(Generic[K]):
         entry[1] = sequence + events
         return publisher_id, sequence
 
+    def renew(self) -> None:
+        """Give each key a new publisher id, because another process may use the same ones."""
+        self._following.clear()
+
 
 @lru_cache(maxsize=16_384)
 def derived_publisher_id(*parts: bytes) -> int:

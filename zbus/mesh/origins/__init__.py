@@ -1,1 +1,1 @@
-"""Knowledge of the logs of other nodes: positions in them, past events that they owe, and their incarnations."""
+"""Knowledge of the logs of other nodes: positions, claims, past events that are owed, and incarnations."""

@@ -100,6 +100,11 @@ class Incarnations:
             if in_use:
                 self._found(origin, branch.id, other.branch.id)
 
+    def branch(self, origin: int, incarnation: int) -> Branch | None:
+        """Return an incarnation that was seen."""
+        seen = self._logs[origin].get(incarnation)
+        return seen.branch if seen is not None else None
+
     def copies_of(self, origin: int, incarnation: int) -> tuple[int, ...]:
         """Return the incarnations that were reported as copies of this one."""
         pairs = [pair for pair in self._reported.get(origin, ()) if incarnation in pair]
