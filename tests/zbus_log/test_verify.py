@@ -53,7 +53,7 @@ def path(healthy: Path, tmp_path: Path) -> Path:
 def test_a_healthy_log_has_no_problems(path: Path) -> None:
     report = verify(str(path))
 
-    assert report == (SIZE, 1, SIZE, [], [], ())
+    assert report == (SIZE, 1, SIZE, [], [], (), 0)
 
 
 def test_a_new_log_has_no_problems(tmp_path: Path) -> None:
