@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -437,20 +438,29 @@ def test_a_damaged_block_is_not_touched(path: Path, log: SqliteLog) -> None:
     assert ask(path, "SELECT finished_at IS NULL FROM purges") == 1
 
 
-def test_blocks_of_the_first_version_can_be_purged(path: Path) -> None:
-    import shutil
-
+def test_a_log_of_the_first_version_can_be_purged(path: Path) -> None:
     data = Path(__file__).parents[1] / "data"
     shutil.copy(data / "log-v1.db", path)
     shutil.copy(data / "log-v1.db-head", f"{path}-head")
     with opened(path) as log:
-        names = [each[0] for each in raw(path).execute("SELECT key FROM keys")]
+        name = ask(path, "SELECT key FROM keys")
         before = [(event.offset, event.key) for event in _events(log)]
-        gone = log.purge(KeySet([names[0]])).removed
-        assert [(event.offset, event.key) for event in _events(log)] == [each for each in before if each[1] != names[0]]
+        gone = log.purge(KeySet([name])).removed
+        assert [(event.offset, event.key) for event in _events(log)] == [each for each in before if each[1] != name]
     check(path, gone)
     assert gone > 0
-    assert sealed_blocks(path) > 0
+
+
+def test_blocks_that_the_first_version_sealed_can_be_purged(path: Path, log: SqliteLog) -> None:
+    log.close(5.0)
+    connection = raw(path)
+    connection.execute("UPDATE blocks SET digest = NULL, index_checksum = NULL, checksum = NULL")
+    connection.close()
+
+    with opened(path) as log:
+        assert log.purge(TELEMETRY).removed == count_of(SIZE)
+        assert offsets(log, ["shop/**"]) == kept(SIZE, lambda key: key == "shop/orders")
+    check(path, count_of(SIZE))
 
 
 def _events(log: SqliteLog) -> list[Any]:

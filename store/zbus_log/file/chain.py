@@ -114,7 +114,8 @@ class Chain:
             self._update(leaves_between(connection, self._end - BLOCK + 1, self._end))
             self._next_block()
         self._update(leaves_between(connection, self._end - BLOCK + 1, head))
-        self.newest = head, self._hash.digest()
+        # A copy may end with a sealed block, whose digest is known.
+        self.newest = head, before if head == self._end - BLOCK else self._hash.digest()
 
     def add(self, first: int, leaves: bytes) -> None:
         """Add the leaves of consecutive offsets."""
