@@ -43,12 +43,12 @@ class KeyRetention:
         self._names = {age_s: json.dumps([rules.max_age_s, rules.keys, age_s]) for age_s in self._ages}
         self._again_at: dict[float, float] = {}
         self._work: list[tuple[float, int]] = []
-        found = dict(connection.exec_driver_sql("SELECT rule, until FROM examined").all())
+        found: dict[str, int] = dict(connection.exec_driver_sql("SELECT rule, until FROM examined").all())
         self._until: dict[float, int] = {age_s: found.get(name, 0) for age_s, name in self._names.items()}
         self._saved = dict(self._until)
 
     def age_of(self, key: str) -> float | None:
-        """Return the age at which events of a key are removed; None: never. The first expression that matches decides."""
+        """Return the age at which events of a key are removed; None: never. The first match among the rules counts."""
         if key not in self._known:
             self._known[key] = next((age_s for keys, age_s in self._sets if key in keys), self._default)
         return self._known[key]

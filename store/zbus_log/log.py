@@ -335,7 +335,7 @@ class SqliteLog:
         return found
 
     def purge(self, keys: KeySet, progress: Callable[[int], None] | None = None) -> Purged:
-        """Remove all events of some keys, whatever their age. It is recorded in the log. Commits continue in between."""
+        """Remove all events of some keys, whatever their age, and record it in the log. Commits continue in between."""
         if self._writer is None:
             raise LogReadOnly(self.path)
         expected = preview(self.path, keys, str(self._cold.folder))

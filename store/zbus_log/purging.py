@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -66,8 +67,8 @@ class Purge:
             chosen = self._removal.choose(self._block, self.until, lambda name: name not in self._keys)
             self._block += 1
             if chosen.offsets:
-                count = len(chosen.offsets)
-                self.removed += self._removal.remove(chosen, lambda: self._update("events = events + ?2", count))
+                count = partial(self._update, "events = events + ?2", len(chosen.offsets))
+                self.removed += self._removal.remove(chosen, count)
                 return
 
     def _begin(self) -> None:

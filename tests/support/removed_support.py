@@ -45,7 +45,9 @@ def offsets(log: Log, expressions: Sequence[str] = (), span: Span | None = None)
         page = log.read(keys, span, PAGE)
         events, error, skipped = page.events()
         assert (error, skipped) == (None, 0)
-        assert all((event.key, event.payload) == (key_of(event.offset), b"payload %d" % event.offset) for event in events)
+        assert all(
+            (event.key, event.payload) == (key_of(event.offset), b"payload %d" % event.offset) for event in events
+        )
         assert page.covered > span.after
         found += [event.offset for event in events]
         span = span._replace(after=page.covered)

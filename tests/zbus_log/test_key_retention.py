@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from log_support import append, ask, opened, raw, wait_until
-from removed_support import KEYS, check, fill, key_of, kept, now_ns, offsets, row
+from removed_support import KEYS, check, fill, kept, key_of, now_ns, offsets, row
 
 from zbus import BusConfig
 from zbus.config import load_config

@@ -79,7 +79,7 @@ def purge(
     timeout_s: float = 600.0,
     progress: Callable[[int], None] | None = None,
 ) -> Purged:
-    """Remove all events of some key expressions, whatever their age, through the process that owns the log or as its owner.
+    """Remove all events of some keys, whatever their age, through the process that owns the log or as its owner.
 
     Durable subscriptions do not hold it back, and nothing is removed from the cold tier. It cannot be undone. Otherwise
     like `prune`.

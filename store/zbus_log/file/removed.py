@@ -115,7 +115,7 @@ def store_removed(connection: Connection, block: int, checksums: Mapping[int, in
         reason = f"what it says about the removed events {damaged[0].first} to {damaged[0].last} is damaged"
         raise LogDamaged(path, reason)
     connection.exec_driver_sql("DELETE FROM removed WHERE first BETWEEN ? AND ?", (first, last))
-    _store_runs(connection, dict(leaves_by_offset(rows)) | checksums)
+    _store_runs(connection, {**dict(leaves_by_offset(rows)), **checksums})
 
 
 def keep_leaves(connection: Connection, after: int, until: int) -> None:
@@ -180,14 +180,15 @@ def removed_after(connection: Connection, offset: int, rows_max: int) -> int:
 def find_gaps(connection: Connection, after: int) -> list[tuple[int, int]]:
     """Return the ranges of offsets after `after` that are missing: neither removed nor accepted as lost."""
     head = get_head(connection)
-    found = connection.exec_driver_sql(
+    listed = connection.exec_driver_sql(
         "SELECT before + 1, offset - 1 FROM (SELECT offset, lag(offset, 1, ?1) OVER (ORDER BY offset) AS before"
         " FROM events WHERE offset > ?1) WHERE offset != before + 1",
         (after,),
-    ).all()
+    )
+    found = [(int(first), int(last)) for first, last in listed]
     newest = int(connection.exec_driver_sql("SELECT ifnull(max(offset), 0) FROM events").scalar_one())
     if max(after, newest) < head:
-        found = [*found, (max(after, newest, get_low_water(connection)) + 1, head)]
+        found.append((max(after, newest, get_low_water(connection)) + 1, head))
     gaps: list[tuple[int, int]] = []
     for first, last in found:
         gaps += gaps_between(first - 1, (), last, ranges_between(connection, first, last))

@@ -1,9 +1,9 @@
 """The tables of the log, and the migrations of older files.
 
 `events` is append-only: triggers reject updates, and deletes above the low-water mark, which retention
-sets first, of offsets that are not in `removed`, which a removal from the middle writes first. It has no secondary index, because an index by key or by publisher dirties a
-page per key at each commit; with 256 keys that made a commit three times as slow. Instead the
-writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
+sets first, of offsets that are not in `removed`, which a removal from the middle writes first. It has
+no secondary index, because an index by key or by publisher dirties a page per key at each commit; with
+256 keys that made a commit three times as slow. Instead the writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
 publishers' sequences to `runs` (both grow only at their end, block by block), and the times and the
 digest of the block to `blocks`. The unsealed tail is short enough to scan.
 """
@@ -175,7 +175,7 @@ _TRIGGERS = (
     "WHEN OLD.offset > (SELECT low_water FROM state) "
     "BEGIN SELECT RAISE(ABORT, 'the log is append-only above its low-water mark'); END",
 )
-# Rows of `removed` do not overlap, so the last one that begins at an offset or before it decides. Written for version 3.
+# For version 3. Rows of `removed` do not overlap, so the last one that begins at an offset or before it decides.
 _DELETE_TRIGGER = (
     "CREATE TRIGGER events_are_not_deleted BEFORE DELETE ON events "
     "WHEN OLD.offset > (SELECT low_water FROM state) AND OLD.offset > "

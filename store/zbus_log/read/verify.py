@@ -226,8 +226,8 @@ class _Events:
         made = self._connection.exec_driver_sql(_MADE, (row.block,)).all()
         events, size = sum(each[3] for each in made), sum(each[4] for each in made)
         times = (min(each[5] for each in made), max(each[6] for each in made)) if made else (None, None)
-        if has_removed and times[0] is not None and row.published_min is not None and row.published_max is not None:
-            times = min(times[0], row.published_min), max(times[1], row.published_max)
+        if has_removed and made and row.published_min is not None and row.published_max is not None:
+            times = min(*times, row.published_min), max(*times, row.published_max)
         if (events, size, *times) != row[1:5]:
             self._problems.append(f"the row of {where} in the table of blocks does not match their events")
         runs = {each[0]: (each[1], each[2]) for each in self._connection.exec_driver_sql(_RUNS, (row.block,))}
@@ -245,14 +245,14 @@ def _check_lineage(connection: Connection, head: int) -> Iterator[str]:
     for before, after in pairwise(read_lineage(connection).incarnations):
         if after.first < before.first:
             yield f"incarnation {after.id:x} begins at offset {after.first}, before its predecessor, at {before.first}"
-    before = 0
+    reached = 0
     for block in connection.exec_driver_sql(f"SELECT DISTINCT first / {BLOCK} FROM removed ORDER BY 1").scalars().all():
         for row in rows_between(connection, block * BLOCK, block * BLOCK + BLOCK - 1):
             if not row.is_whole or row.last > head:
                 yield f"the checksums of the removed events {row.first} to {row.last} are malformed"
-            elif row.first <= before:
+            elif row.first <= reached:
                 yield f"the removed events {row.first} to {row.last} are listed twice"
-            before = row.last if row.is_whole else before
+            reached = row.last if row.is_whole else reached
 
 
 def _check_cursors(path: str) -> Iterator[str]:

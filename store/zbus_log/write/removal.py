@@ -29,7 +29,8 @@ _rows = msgspec.json.Decoder(list[tuple[int, int, int]]).decode
 _SEALED = "SELECT json_group_object(key, json(offsets)) FROM by_key WHERE block = ?1"
 _UNSEALED = """
 SELECT json_group_object(key, json(offsets)) FROM
-(SELECT key, json_group_array(offset ORDER BY offset) AS offsets FROM events WHERE offset BETWEEN ?1 AND ?2 GROUP BY key)
+(SELECT key, json_group_array(offset ORDER BY offset) AS offsets FROM events
+WHERE offset BETWEEN ?1 AND ?2 GROUP BY key)
 """
 _CHOSEN = """
 SELECT json_group_array(json_array(offset, checksum, length(payload))) FROM events
@@ -47,7 +48,7 @@ class Chosen(NamedTuple):
 
     block: int
     is_sealed: bool
-    index: dict[int, list[int]]  # the offsets of all events of the block, by key
+    by_key: dict[int, list[int]]  # the offsets of all events of the block, by key
     offsets: list[int]  # those to remove
 
 
@@ -93,7 +94,9 @@ class Removal:
             state = get_state(connection)
             until = max(state.removed_until, chosen.offsets[-1])
             set_state(connection, removals=state.removals + 1, removed_until=until)
-            connection.exec_driver_sql("DELETE FROM events WHERE offset IN (SELECT value FROM json_each(?))", (offsets,))
+            connection.exec_driver_sql(
+                "DELETE FROM events WHERE offset IN (SELECT value FROM json_each(?))", (offsets,)
+            )
             if chosen.is_sealed:
                 self._reindex(chosen, sum(row[2] for row in found))
             also()
@@ -102,7 +105,7 @@ class Removal:
 
     def _reindex(self, chosen: Chosen, size: int) -> None:
         gone = set(chosen.offsets)
-        left = {key: [each for each in offsets if each not in gone] for key, offsets in chosen.index.items()}
+        left = {key: [each for each in offsets if each not in gone] for key, offsets in chosen.by_key.items()}
         index = json.dumps([(key, offsets) for key, offsets in left.items() if offsets])
         (row,) = block_rows(self._connection, chosen.block, chosen.block)
         self._connection.exec_driver_sql("DELETE FROM by_key WHERE block = ?", (chosen.block,))
