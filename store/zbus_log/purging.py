@@ -30,14 +30,14 @@ class PurgeRecord(NamedTuple):
     """A row of `purges`."""
 
     started_at_ns: int
-    finished_at_ns: int | None  # None: it goes on, or its process was killed
+    finished_at_ns: int | None  # None: it continues, or its process was killed
     expressions: tuple[str, ...]
     until: int
     events: int
 
 
 class Preview(NamedTuple):
-    """What a purge would remove."""
+    """The events that a purge would remove."""
 
     events: int
     first: int  # offset; 0 if there is none
@@ -56,7 +56,7 @@ class Purge:
         self.removed, self.is_done = 0, False
 
     def step(self) -> None:
-        """Remove the events of one block, or pass over some blocks without any."""
+        """Remove the events of one block, or examine some blocks that have none."""
         if not self._id:
             self._begin()
         for _ in range(BLOCKS_PER_STEP):

@@ -1,4 +1,4 @@
-"""What the tests of removed events share: a log whose keys take turns, and what it should have left."""
+"""Helpers for tests of removed events: a log whose keys take turns, and the events that should be left."""
 
 from __future__ import annotations
 

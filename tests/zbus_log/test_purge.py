@@ -51,7 +51,7 @@ def count_of(until: int, first: int = 1) -> int:
     return until - first + 1 - len(kept(until, is_left, first))
 
 
-# What is read
+# Reading
 
 
 def test_replays_leave_purged_events_out_and_report_nothing_missing(path: Path, log: SqliteLog) -> None:
@@ -118,7 +118,7 @@ def test_the_head_does_not_go_back_when_the_newest_events_are_purged(path: Path)
         assert log.purge(KeySet(["shop/**"])).removed == 10
 
         assert (log.head(), log.digest(10)) == (10, digest)
-    with opened(path) as log:  # and what is opened again continues there
+    with opened(path) as log:  # the log continues there when it is opened again
         assert (log.head(), log.digest(10)) == (10, digest)
         assert append(log, [Row(5, 1, 1, "x", b"new", None)]) == [11]
         (event,) = log.read(KeySet.all(), Span(0), 10).events()[0]
@@ -163,7 +163,7 @@ def test_a_purge_of_everything_leaves_the_offsets(path: Path, log: SqliteLog) ->
     check(path, SIZE)
 
 
-# What is stored
+# Tables and records
 
 
 def test_it_is_recorded_in_the_log_and_as_a_record(

@@ -391,7 +391,7 @@ class Log(Protocol):
         """Remove all events of some keys up to the current head, whatever their age. May block for long.
 
         Their offsets are not used again, and `digest` and `head` do not change. Reads leave them out, and pages that
-        cover them are complete. Durable subscriptions do not hold it back. Commits continue in between. `progress` is
+        cover them are complete. Durable subscriptions do not prevent it. Commits continue in between. `progress` is
         called with the number of events removed so far.
         """
 

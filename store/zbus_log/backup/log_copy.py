@@ -4,8 +4,8 @@ A small log is copied page by page of its file, in one read transaction, which i
 write-ahead log cannot shrink while that lasts, so a large log is copied row by row in many short transactions. The
 first of them fixes the cut and copies the small tables together with the first events, so that they belong together.
 Events and sealed blocks up to the cut do not change after that; only retention and purges can remove them. If retention
-removes events that are not copied yet, the copy begins anew. What was removed from the middle meanwhile is removed from
-the copy at its end.
+removes events that are not copied yet, the copy begins anew. Events that are removed from the middle during the copy
+are removed from the copy at its end.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ BLOCKS_AT_ONCE = 64
 ATTEMPTS_MAX = 10
 SIDE_FILES = ("", "-journal", "-wal", "-shm")
 
-# What was removed and is not lost, from one offset to another.
-_REMOVED = "SELECT ifnull(sum(min(last, ?2) - max(first, ?1 + 1) + 1), 0) FROM {table} WHERE first <= ?2 AND last > ?1"
+# The number of offsets after one offset up to another that a table lists.
+_LISTED = "SELECT ifnull(sum(min(last, ?2) - max(first, ?1 + 1) + 1), 0) FROM {table} WHERE first <= ?2 AND last > ?1"
 _IN_STEPS = ("events", "by_key", "runs")
 _SCHEMA = "SELECT type, name, sql FROM source.sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
 
@@ -200,7 +200,7 @@ class LogCopy:
         if target.exec_driver_sql("SELECT low_water FROM source.state").scalar_one() > after:
             raise _Overtaken
         tables = ("main.losses", "source.removed") if self._has_removed else ("main.losses",)
-        sums = [target.exec_driver_sql(_REMOVED.format(table=table), (after, until)) for table in tables]
+        sums = [target.exec_driver_sql(_LISTED.format(table=table), (after, until)) for table in tables]
         if until > after and found < until - after - sum(each.scalar_one() for each in sums):
             reason = f"events are missing between the offsets {after + 1} and {until}; zbus log verify lists them"
             raise LogDamaged(self._source, reason)

@@ -35,8 +35,8 @@ def purge(
     """Remove all events of some keys, whatever their age. This cannot be undone.
 
     Shows what would be removed and asks for confirmation, then asks for the expressions again. A script gives --yes
-    and --key-again. Durable subscriptions that have not acknowledged some of the events are named, but do not hold it
-    back. Events in the cold tier and in backups are not removed. If a running bus owns the log, that bus removes the
+    and --key-again. Durable subscriptions that have not acknowledged some of the events are named, but do not prevent
+    it. Events in the cold tier and in backups are not removed. If a running bus owns the log, that bus removes the
     events. `zbus log stats` lists the purges of a log.
     """
     keys = KeySet(key)

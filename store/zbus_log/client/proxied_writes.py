@@ -81,7 +81,7 @@ def purge(
 ) -> Purged:
     """Remove all events of some keys, whatever their age, through the process that owns the log or as its owner.
 
-    Durable subscriptions do not hold it back, and nothing is removed from the cold tier. It cannot be undone. Otherwise
+    Durable subscriptions do not prevent it, and nothing is removed from the cold tier. It cannot be undone. Otherwise
     like `prune`.
     """
     _check_is_there(path)
