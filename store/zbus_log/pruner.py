@@ -81,7 +81,7 @@ class Pruner:
         return Purge(self._connection, self._removal, keys, self._writer().head)
 
     def purge_step(self, purge: Purge) -> bool:
-        """Do a part of a purge, and at its end remove the keys that have no events left. Returns whether there is more."""
+        """Do a part of a purge, and at its end remove the keys without events. Returns whether there is more to do."""
         if not purge.is_done:
             purge.step()
             if purge.is_done and purge.removed:

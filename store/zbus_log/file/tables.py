@@ -3,9 +3,10 @@
 `events` is append-only: triggers reject updates, and deletes above the low-water mark, which retention
 sets first, of offsets that are not in `removed`, which a removal from the middle writes first. It has
 no secondary index, because an index by key or by publisher dirties a page per key at each commit; with
-256 keys that made a commit three times as slow. Instead the writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
-publishers' sequences to `runs` (both grow only at their end, block by block), and the times and the
-digest of the block to `blocks`. The unsealed tail is short enough to scan.
+256 keys that made a commit three times as slow. Instead the writer seals every block of 4,096 offsets
+once: it adds the block's events to `by_key`, the publishers' sequences to `runs` (both grow only at
+their end, block by block), and the times and the digest of the block to `blocks`. The unsealed tail is
+short enough to scan.
 """
 
 from __future__ import annotations
