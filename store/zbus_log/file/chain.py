@@ -11,12 +11,13 @@ was sealed without a digest, and digests before that are unknown. Offsets that w
 
 from __future__ import annotations
 
+import struct
 from hashlib import blake2b
 
 import msgspec
 from sqlalchemy import Connection
 
-from .removed import LEAF_BYTES, leaves_by_offset, pack_leaves, rows_between
+from .removed import LEAF_BYTES, leaves_by_offset, rows_between
 from .removed import keep_leaves as keep_leaves_between
 from .tables import BLOCK, LINEAGE_SINCE, file_version, get_head, get_low_water
 
@@ -28,6 +29,11 @@ START = blake2b(digest_size=DIGEST_BYTES).digest()
 
 _checksums = msgspec.json.Decoder(list[int]).decode
 _pairs = msgspec.json.Decoder(list[tuple[int, int]]).decode
+
+
+def pack_leaves(checksums: list[int]) -> bytes:
+    """Return checksums as leaves."""
+    return struct.pack(f"<{len(checksums)}I", *checksums)
 
 
 def link(before: bytes, leaves: bytes) -> bytes:

@@ -63,11 +63,6 @@ def checksum_of(first: int, last: int, leaves: bytes) -> int:
     return crc32(leaves, crc32(struct.pack("<qq", first, last)))
 
 
-def pack_leaves(checksums: list[int]) -> bytes:
-    """Return checksums as leaves."""
-    return struct.pack(f"<{len(checksums)}I", *checksums)
-
-
 def has_removed(connection: Connection) -> bool:
     """Return whether events were ever removed from the middle. Files of older versions have no such events."""
     return get_state(connection).removals > 0
@@ -140,7 +135,7 @@ def _store_runs(connection: Connection, checksums: Mapping[int, int]) -> None:
         else:
             runs.append([offset])
     for run in runs:
-        leaves = pack_leaves([checksums[offset] for offset in run])
+        leaves = struct.pack(f"<{len(run)}I", *[checksums[offset] for offset in run])
         connection.exec_driver_sql(_STORE, (run[0], run[-1], leaves, checksum_of(run[0], run[-1], leaves)))
 
 

@@ -21,8 +21,8 @@ from zbus.keys import KeySet
 from zbus.ports.log import Row
 from zbus.wire.provenance import join_headers, split_headers
 
+from .chain import pack_leaves
 from .checksum import NamedKey, checksum, crc32, key_number, pack_numbers
-from .removed import pack_leaves
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[tuple[int, int, int, int, int, int, int, int]]).decode
