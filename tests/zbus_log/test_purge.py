@@ -118,6 +118,8 @@ def test_the_head_does_not_go_back_when_the_newest_events_are_purged(path: Path)
         assert log.purge(KeySet(["shop/**"])).removed == 10
 
         assert (log.head(), log.digest(10)) == (10, digest)
+        page = log.read(KeySet.all(), Span(0), 10)
+        assert (page.events(), page.covered) == (([], None, 0), 10)
     with opened(path) as log:  # the log continues there when it is opened again
         assert (log.head(), log.digest(10)) == (10, digest)
         assert append(log, [Row(5, 1, 1, "x", b"new", None)]) == [11]
