@@ -134,9 +134,12 @@ def _store_runs(connection: Connection, checksums: Mapping[int, int]) -> None:
             runs[-1].append(offset)
         else:
             runs.append([offset])
+    rows: list[tuple[int, int, bytes, int]] = []
     for run in runs:
         leaves = struct.pack(f"<{len(run)}I", *[checksums[offset] for offset in run])
-        connection.exec_driver_sql(_STORE, (run[0], run[-1], leaves, checksum_of(run[0], run[-1], leaves)))
+        rows.append((run[0], run[-1], leaves, checksum_of(run[0], run[-1], leaves)))
+    if rows:
+        connection.exec_driver_sql(_STORE, rows)
 
 
 def cut_removed(connection: Connection, cut: int) -> None:
