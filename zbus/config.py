@@ -33,6 +33,7 @@ _NEED_A_LOG = (
     "retain_age_s",
     "retain_bytes",
     "retain_events",
+    "retain_keys_s",
     "dedup_s",
     "accept_loss",
     "cursor_ttl_s",
@@ -44,6 +45,12 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _forever(value: Any) -> Any:
+    """Return None for 'forever', because TOML has no null."""
+    return None if value == "forever" else value
+
+
+Age = Annotated[Annotated[float, Field(gt=0)] | None, BeforeValidator(_forever)]
 Strings = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -130,6 +137,11 @@ class BusConfig(BaseSettings):
         False, description="whether to open a damaged log; its missing offsets are never used again"
     )
     retain_age_s: float | None = Field(None, gt=0, description="age in seconds above which retention removes events")
+    retain_keys_s: dict[str, Age] = Field(
+        {},
+        description="ages in seconds for events of some key expressions, in place of `retain_age_s`; the first "
+        "expression that matches a key counts; null, or 'forever' in TOML: keep them, whatever their age",
+    )
     retain_bytes: int | None = Field(
         None, ge=1, description="size of the log file in bytes above which retention removes the oldest events"
     )
@@ -251,6 +263,17 @@ class BusConfig(BaseSettings):
             return KeySet(value).expressions
         except KeyInvalid as error:
             raise ValueError(str(error)) from error
+
+    @field_validator("retain_keys_s")
+    @classmethod
+    def _retained_keys_named(cls, value: dict[str, float | None]) -> dict[str, float | None]:
+        try:
+            named = {KeySet([expression]).expressions[0]: age_s for expression, age_s in value.items()}
+        except KeyInvalid as error:
+            raise ValueError(str(error)) from error
+        if len(named) < len(value):
+            raise ValueError("has the same key expression twice")
+        return named
 
     @field_validator("listen", "connect")
     @classmethod

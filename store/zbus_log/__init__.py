@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zbus.ports.log import Row
+from zbus.ports.log import Purged, Row
 from zbus.util.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from .client.proxied_writes import prune, put
+    from .client.proxied_writes import prune, purge, put
     from .client.write_routes import OwnerRejectsProxiedWrites, Put
     from .cold.tier import Cold
     from .file.manifest import ColdDamaged, ColdFile, Manifest, Segment
@@ -23,6 +23,7 @@ __all__ = [
     "Manifest",
     "OwnerRejectsProxiedWrites",
     "Pruned",
+    "Purged",
     "Put",
     "Report",
     "Row",
@@ -31,6 +32,7 @@ __all__ = [
     "SqliteLog",
     "open_log",
     "prune",
+    "purge",
     "put",
     "verify",
 ]
@@ -49,6 +51,7 @@ _MODULES = {
     "Pruned": ".retention",
     "open_log": ".log",
     "prune": ".client.proxied_writes",
+    "purge": ".client.proxied_writes",
     "put": ".client.proxied_writes",
     "verify": ".read.verify",
 }

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogReadOnly
 from zbus.keys import KeySet
-from zbus.observe.records import record_reason
+from zbus.observe.records import record, record_reason
 from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
@@ -28,6 +28,7 @@ from zbus.ports.log import (
     Page,
     Promise,
     ProxiedWrite,
+    Purged,
     Refused,
     Row,
     Span,
@@ -46,10 +47,10 @@ from .file.fork_mark import read_mark
 from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord, copied_from, may_lack_newest, read_record
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.manifest import ColdDamaged
+from .file.removed import find_gaps
 from .file.tables import (
     SEALED_UNTIL,
     check_is_log,
-    find_gaps,
     get_epoch,
     get_head,
     get_low_water,
@@ -61,6 +62,7 @@ from .file.tables import (
 )
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
+from .purging import Purge, preview
 from .read.reader import SqliteReader, readable
 from .read.tiered_reader import TieredReader
 from .read.verify import verify
@@ -82,7 +84,13 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     """Open the log of a configuration. `brief` means for the duration of a call, for which a starting node waits."""
     assert config.log is not None
     ttl_s = config.cursor_ttl_s
-    rules = Rules(config.retain_age_s, config.retain_bytes, config.retain_events, config.retain_ignore_cursors)
+    rules = Rules(
+        config.retain_age_s,
+        config.retain_bytes,
+        config.retain_events,
+        config.retain_ignore_cursors,
+        keys=tuple(config.retain_keys_s.items()),
+    )
     if config.log == "memory":
         # An ordinary log, on a file system in memory if one exists. It is removed when the bus is closed.
         folder = tempfile.TemporaryDirectory(prefix="zbus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)  # noqa: S108
@@ -307,7 +315,7 @@ class SqliteLog:
     def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         """Execute the write requests of other processes, unless the log is in memory or read-only."""
         if self._writer is not None and self._folder is None:
-            self._proxied_writes = ProxiedWriteServer(self.path, write, self.prune)
+            self._proxied_writes = ProxiedWriteServer(self.path, write, self.prune, self.purge)
 
     retain = Renamed("prune")
 
@@ -318,30 +326,64 @@ class SqliteLog:
 
     def prune(self, rules: Rules, progress: Callable[[int], None] | None = None) -> Pruned:
         """Remove the events that the rules do not keep, now. Commits continue in between."""
+        found = Pruned(0, 0, None)
+
+        def step() -> bool:
+            nonlocal found
+            removed, more, held_by = self._pruner.step(rules)
+            found = Pruned(get_low_water(self._writing), found.removed + removed, held_by)
+            if progress is not None and removed:
+                progress(found.removed)
+            return more
+
+        self._run_steps(step, lambda: f"retention; {found.removed} events were removed")
+        return found
+
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None = None) -> Purged:
+        """Remove all events of some keys, whatever their age, and record it in the log. Commits continue in between."""
         if self._writer is None:
             raise LogReadOnly(self.path)
-        done = threading.Event()
-        state: list[Any] = [None, 0, None]
+        expected = preview(self.path, keys, str(self._cold.folder))
+        purge: Purge | None = None
 
-        def step() -> None:
+        def step() -> bool:
+            nonlocal purge
+            before = 0 if purge is None else purge.removed
+            purge = purge or self._pruner.begin_purge(keys)
+            more = self._pruner.purge_step(purge)
+            if progress is not None and purge.removed > before:
+                progress(purge.removed)
+            return more
+
+        self._run_steps(step, lambda: f"a purge; {0 if purge is None else purge.removed} events were removed")
+        assert purge is not None
+        found = Purged(purge.removed, purge.until, expected.unacknowledged, expected.offloaded_until)
+        shown = {"path": self.path, "keys": list(keys.expressions), "durables": list(found.unacknowledged)}
+        record("LOG_PURGED", logging.WARNING, events=found.removed, until=found.until, **shown)
+        return found
+
+    def _run_steps(self, step: Callable[[], bool], during: Callable[[], str]) -> None:
+        """Call `step` on the writer's thread until it returns False, and wait for it."""
+        if self._writer is None:
+            raise LogReadOnly(self.path)
+        done, failed = threading.Event(), list[BaseException]()
+
+        def run() -> None:
             try:
-                removed, more, held_by = self._pruner.step(rules)
-                state[0], state[1] = (get_low_water(self._writing), held_by), state[1] + removed
-                if progress is not None and removed:
-                    progress(state[1])
+                with log_errors(self.path, writing=True):
+                    more = step()
             except BaseException as error:
-                state[2] = error
+                failed.append(error)
                 done.set()
                 raise
-            self._owner.run(step) if more else done.set()
+            self._owner.run(run) if more else done.set()
 
-        self._writer.run(step)
-        while not done.wait(0.1):
+        self._writer.run(run)
+        while not done.wait(WAIT_S):
             if self._closed.is_set():
-                raise LogError(f"{self.path} was closed during retention; {state[1]} events were removed")
-        if state[2] is not None:
-            raise state[2]
-        return Pruned(state[0][0], state[1], state[0][1])
+                raise LogError(f"{self.path} was closed during {during()}")
+        if failed:
+            raise failed[0]
 
     def backup(
         self,
@@ -489,7 +531,7 @@ class SqliteLog:
             self._connection,
             lambda: self._owner,
             self._cursors,
-            self._rules.max_age_s,
+            self._rules,
             self._cursor_ttl_s,
             self._dedup_s,
         )

@@ -1,4 +1,7 @@
-"""Retention of one log, step by step on the writer's thread: old events first, then the keys that lost their events."""
+"""Retention of one log, step by step on the writer's thread: old events first, then the keys that lost their events.
+
+So are purges, which remove the events of some keys whatever their age.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor
 
 from .age_clock import AgeClock
 from .file.tables import get_low_water
+from .key_retention import KeyRetention
+from .purging import Purge
 from .retention import Rules, newest_time_ns, plan, trim_step
 from .write.cursors import SqliteCursors
+from .write.removal import Removal
 from .write.unused_keys import UnusedKeys
 from .write.writer import Writer
 
@@ -39,19 +46,22 @@ class Pruner:
         connection: Connection,
         writer: Callable[[], Writer],
         cursors: SqliteCursors,
-        age_s: float | None = None,
+        rules: Rules = Rules(),  # noqa: B008 - it is immutable
         cursor_ttl_s: float | None = None,
         dedup_s: float = 0.0,
     ) -> None:
         self._path, self._connection, self._writer, self._cursors = path, connection, writer, cursors
         self._unused = UnusedKeys(connection, lambda names: writer().forget_keys(names))
         self._clock: AgeClock | None = None
-        ages_s = [each for each in (age_s, cursor_ttl_s) if each is not None]
+        by_key_s = [age_s for _, age_s in rules.keys]
+        ages_s = [each for each in (rules.max_age_s, cursor_ttl_s, *by_key_s) if each is not None]
         if ages_s:  # before the first event of this process, whose clock may be wrong
             self._clock = AgeClock(newest_time_ns(connection), min(ages_s), self._report_clock)
         self._cursor_ttl_s, self._expire_at, self._dedup_s = cursor_ttl_s, 0.0, dedup_s
         self._started = False
         self.reader: tuple[str, int] | None = None  # for which events after an offset are kept; set by any thread
+        self._removal = Removal(path, connection, writer, dedup_s)
+        self._by_key: tuple[Rules, KeyRetention] | None = None  # of the last rules
 
     def step(self, rules: Rules) -> Step:
         """Remove some events that `rules` do not keep, because a user asked for it. The clock is believed."""
@@ -68,6 +78,19 @@ class Pruner:
             self._cursors.expire_unused(self._cursor_ttl_s, now_ns)
         return self._step(rules, now_ns)
 
+    def begin_purge(self, keys: KeySet) -> Purge:
+        """Return a purge of all events that are in the log now."""
+        return Purge(self._connection, self._removal, keys, self._writer().head)
+
+    def purge_step(self, purge: Purge) -> bool:
+        """Do a part of a purge, and at its end remove the keys without events. Returns whether there is more to do."""
+        if not purge.is_done:
+            purge.step()
+            if purge.is_done and purge.removed:
+                self._unused.begin_anew()
+            return not purge.is_done or purge.removed > 0
+        return self._unused.step()
+
     def _step(self, rules: Rules, now_ns: int | None) -> Step:
         if self._unused.is_due(self._events_left()):
             self._unused.step()
@@ -76,6 +99,8 @@ class Pruner:
         target, held_by = plan(self._connection, rules, self._writer().head, self._lowest(), now_ns)
         offloaded_until = rules.until or 0 if rules.offloaded else 0
         removed, more = trim_step(self._connection, target, self._dedup_s, offloaded_until)
+        if not more and rules.keys:
+            removed, more, held_by = self._step_by_key(rules, now_ns, held_by)
         self._unused.events_removed(removed)
         return Step(removed, more, held_by)
 
@@ -85,6 +110,21 @@ class Pruner:
         if reader is None or (lowest is not None and lowest.offset <= reader[1]):
             return lowest
         return Cursor(*reader, (), 0, None)
+
+    def _step_by_key(self, rules: Rules, now_ns: int | None, held_by: str | None) -> Step:
+        if self._by_key is None or self._by_key[0] != rules:
+            self._by_key = rules, KeyRetention(self._path, self._connection, self._removal, rules)
+        lowest, held = self._lowest(), [held_by]
+
+        def limit(offset: int) -> int:
+            if lowest is None or rules.ignore_cursors or offset <= lowest.offset:
+                return offset
+            held[0] = lowest.name
+            return lowest.offset
+
+        at_once, time_ns = now_ns is None, time.time_ns() if now_ns is None else now_ns
+        removed, more = self._by_key[1].step(time_ns, limit, at_once)
+        return Step(removed, more, held[0])
 
     def _events_left(self) -> int:
         return self._writer().head - get_low_water(self._connection)

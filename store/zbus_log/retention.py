@@ -12,6 +12,7 @@ from zbus.util.renamed import renamed_arguments
 
 from .file.chain import keep_leaves
 from .file.database import free_pages, transaction
+from .file.removed import drop_passed, has_removed, removed_after
 from .file.tables import BLOCK, SEALED_UNTIL, get_low_water, get_state, set_state
 from .write import removed_identities
 
@@ -37,6 +38,7 @@ class Rules(NamedTuple):
     ignore_cursors: bool = False  # whether events that a durable subscription has not acknowledged may be removed too
     until: int | None = None  # events up to this offset may be removed, whatever the other rules say
     offloaded: bool = False  # whether the cold tier has the events up to `until`, so that it is missed if it is gone
+    keys: tuple[tuple[str, float | None], ...] = ()  # ages for some key expressions, in place of `max_age_s`
 
     @property
     def every_events(self) -> int:
@@ -44,7 +46,15 @@ class Rules(NamedTuple):
         return BLOCK if self.max_events is None else max(64, min(BLOCK, self.max_events // 16))
 
     def __bool__(self) -> bool:
-        return any(rule is not None for rule in (self.max_age_s, self.max_bytes, self.max_events, self.until))
+        limits = (self.max_age_s, self.max_bytes, self.max_events, self.until, *[age_s for _, age_s in self.keys])
+        return any(limit is not None for limit in limits)
+
+    @property
+    def longest_age_s(self) -> float | None:
+        """The age above which no event is kept; None if some are kept whatever their age."""
+        ages = [self.max_age_s, *[age_s for _, age_s in self.keys]]
+        finite = [age_s for age_s in ages if age_s is not None]
+        return max(finite) if len(finite) == len(ages) else None
 
 
 class Pruned(NamedTuple):
@@ -65,8 +75,11 @@ def plan(
     target = get_low_water(connection)
     if rules.max_events is not None:
         target = max(target, _by_count(connection, rules.max_events, head))
-    if rules.max_age_s is not None:
-        target = max(target, _by_age(connection, rules.max_age_s, time.time_ns() if now_ns is None else now_ns))
+    if rules.longest_age_s is not None:
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        target = max(target, too_old_until(connection, rules.longest_age_s, now_ns))
+    if rules.keys:  # what retention by key has removed completely
+        target = max(target, removed_after(connection, target, STEP))
     if rules.max_bytes is not None:
         target = max(target, _by_size(connection, rules.max_bytes, head))
     if rules.until is not None:
@@ -89,16 +102,17 @@ def trim_step(connection: Connection, target: int, dedup_s: float = 0.0, offload
     until = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
         keep_leaves(connection, until)
-        removed_identities.remember(connection, until, dedup_s)
+        removed_identities.remember(connection, removed_identities.UP_TO, until, dedup_s)
         in_tier = max(get_state(connection).offloaded_until, min(until, offloaded_until))
         set_state(connection, low_water=until, offloaded_until=in_tier)
         gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.
-        newest = connection.exec_driver_sql("SELECT ifnull(max(block), 0) FROM blocks").scalar_one()
-        whole = min((until + 1) // BLOCK, newest)
+        newest_sealed = connection.exec_driver_sql("SELECT ifnull(max(block), -1) FROM blocks").scalar_one()
+        whole = min((until + 1) // BLOCK, max(0, newest_sealed))
         for table in ("by_key", "runs", "blocks"):
             connection.exec_driver_sql(f"DELETE FROM {table} WHERE block < ?", (whole,))
         connection.exec_driver_sql("DELETE FROM publishers WHERE last_block < ?", (whole,))
+        drop_passed(connection, newest_sealed * BLOCK + BLOCK - 1)
     free_pages(connection)
     return gone, True
 
@@ -112,7 +126,7 @@ def newest_time_ns(connection: Connection) -> int | None:
     return found[len(found) // 2] if found else None
 
 
-def _by_age(connection: Connection, max_age_s: float, now_ns: int) -> int:
+def too_old_until(connection: Connection, max_age_s: float, now_ns: int) -> int:
     """Return the last offset that is too old, in the order of offsets: everything before it was stored earlier.
 
     Events that were published in the future, by a clock that is wrong, are as old as the events around them: they go
@@ -148,7 +162,9 @@ def _between(connection: Connection, offsets: str, from_ns: int, to_ns: int) -> 
 
 
 def _by_count(connection: Connection, events: int, head: int) -> int:
-    """Return the offset before the newest `events` events; lost offsets do not count."""
+    """Return the offset before the newest `events` events; lost and removed offsets do not count."""
+    if has_removed(connection):
+        return _before_newest(connection, events)
     target = head - events
     while True:
         lost = connection.exec_driver_sql(
@@ -158,6 +174,25 @@ def _by_count(connection: Connection, events: int, head: int) -> int:
         if target == head - events - lost:
             return target
         target = head - events - lost
+
+
+def _before_newest(connection: Connection, events: int) -> int:
+    """Return the offset before the newest `events` events, from the number of events in each block."""
+    last, newer = 1 << 62, connection.exec_driver_sql(f"SELECT count(*) FROM events WHERE offset > {SEALED_UNTIL}")
+    counted = int(newer.scalar_one())
+    if counted < events:
+        found = connection.exec_driver_sql(
+            "SELECT block, counted - events FROM (SELECT block, events, sum(events) OVER (ORDER BY block DESC)"
+            " AS counted FROM blocks) WHERE counted >= ? ORDER BY block DESC LIMIT 1",
+            (events - counted,),
+        ).one_or_none()
+        if found is None:
+            return 0
+        last, events = int(found[0]) * BLOCK + BLOCK - 1, events - counted - int(found[1])
+    oldest = connection.exec_driver_sql(
+        "SELECT offset FROM events WHERE offset <= ? ORDER BY offset DESC LIMIT 1 OFFSET ?", (last, events - 1)
+    ).scalar()
+    return 0 if oldest is None else int(oldest) - 1
 
 
 def _by_size(connection: Connection, max_bytes: int, head: int) -> int:

@@ -109,6 +109,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch: pytest.MonkeyP
         "close_timeout_s": "3",
         "validate_schemas": "false",
         "skip_corrupt": "true",
+        "retain_keys_s": '{"telemetry/**": 60, "orders/**": null}',
         "accept_loss": "true",
         "retain_age_s": "4",
         "retain_bytes": "5",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from damage import Base, make_closed, make_killed, make_tiered, run_case
+from damage import Base, make_closed, make_killed, make_purged, make_tiered, run_case
 
-MAKERS = (make_closed, make_killed, make_tiered)
-CASES, NIGHTLY_CASES = 100, 3334  # for each of the three logs
+MAKERS = (make_closed, make_killed, make_purged, make_tiered)
+CASES, NIGHTLY_CASES = 75, 2500  # for each of the four logs
 
 
 @pytest.fixture(scope="module", params=MAKERS, ids=lambda make: make.__name__.removeprefix("make_"))

@@ -305,3 +305,13 @@ def test_the_command_line_prints_the_origin_by_which_nodes_know_a_log(log: Sqlit
 
     assert f"{log.log_id:x}" in table.stdout
     assert json.loads(metrics.stdout)["origin"] == f"{log.log_id:x}"
+
+
+async def test_removed_events_are_not_in_a_page_and_do_not_count_as_corrupt(log: SqliteLog) -> None:
+    append(log, [row(n, f"shop/{n % 3}") for n in range(30)])
+    log.purge(KeySet(["shop/1", "shop/2"]))
+
+    page = await Asking(log).page(after=5)
+
+    assert offsets(page) == list(range(7, 31, 3))
+    assert (page.covered, page.head, page.low_water, page.skipped) == (30, 30, 0, 0)

@@ -144,6 +144,10 @@ class Logs(RuleBasedStateMachine):
         self.machine.disk.trim(until)
         self.sqlite.prune(Rules(until=until, ignore_cursors=True))
 
+    @rule(expressions=st.sampled_from(EXPRESSIONS))
+    def purge(self, expressions: list[str]) -> None:
+        self._same(lambda log: log.purge(KeySet(expressions))[:3])
+
     @rule(offset=OFFSETS, other=OFFSETS)
     def calculate(self, offset: int, other: int) -> None:
         self._same(lambda log: (log.before(offset), log.count(offset, other)))

@@ -85,6 +85,14 @@ def make_killed(folder: Path) -> Base:
     return _base(folder)
 
 
+def make_purged(folder: Path) -> Base:
+    """Return a log from whose middle the events of some keys were removed."""
+    log = _fill(folder)
+    log.purge(KeySet(["bank/**", "shop/c1/**"]))
+    log.close(10.0)
+    return _base(folder, BLOCK // 2)
+
+
 def make_tiered(folder: Path) -> Base:
     """Return a log whose oldest events are in a cold tier."""
     log = _fill(folder)
@@ -139,14 +147,14 @@ class _Closing:
         self._log.close(10.0)
 
 
-def _base(folder: Path) -> Base:
+def _base(folder: Path, events_min: int = BLOCK + 400) -> Base:
     copy = folder.with_name(f"{folder.name}-truth")
     shutil.copytree(folder, copy)
     log = SqliteLog(str(copy / "app.db"), read_only=True)
     truth = {name: list(_read(log, name)) for name in _reads(log)}
     log.close(5.0)
     shutil.rmtree(copy)
-    assert len(truth["** from the beginning"]) >= BLOCK + 400
+    assert len(truth["** from the beginning"]) >= events_min
     files = [each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*")) if each.is_file()]
     return Base(folder, tuple(name for name in files if _matters(name)), truth)
 

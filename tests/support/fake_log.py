@@ -39,6 +39,7 @@ from zbus.ports.log import (
     Page,
     Promise,
     ProxiedWrite,
+    Purged,
     Refused,
     Row,
     Schema,
@@ -75,6 +76,7 @@ class History:
         self.entries: list[Entry] = []
         self.offsets: list[int] = []
         self.low_water = 0
+        self.purged: set[int] = set()
         self.lanes: list[FakeLane] = []
         self.cursors: dict[str, _Cursor] = {}
         self.positions: dict[str, dict[str, int]] = {}  # by the name of a lane
@@ -120,7 +122,8 @@ class History:
                 known = self._identities.get((row.publisher_id, row.sequence))
                 if known is not None and self.now - known[1] < IDENTITIES_S:
                     stored = self.entries[bisect.bisect_left(self.offsets, known[0])].row
-                    if known[0] > self.low_water and (stored.key, stored.payload) != (row.key, row.payload):
+                    is_there = known[0] > self.low_water and known[0] not in self.purged
+                    if is_there and (stored.key, stored.payload) != (row.key, row.payload):
                         conflicts[index] = stored.key
                     offsets.append(known[0])
                     repeated.add(index)
@@ -215,6 +218,16 @@ class FakeLane:
     def backup(self, target: str, progress: Any = None, check: Any = None) -> Backup:
         raise LogError("a fake log has no backups")
 
+    def purge(self, keys: KeySet, progress: Any = None) -> Purged:
+        if self.read_only:
+            raise LogReadOnly(self.path)
+        history = self.history
+        with history.lock:
+            stored = [each for each in history.entries if each.offset not in history.purged]
+            gone = {each.offset for each in stored if each.row.key in keys and each.offset > history.low_water}
+            history.purged |= gone
+            return Purged(len(gone), history.offsets[-1] if history.offsets else 0)
+
     def append(self, rows: Sequence[Row], done: Appended, about: Any) -> None:
         if self.read_only:
             done(AppendResult(about, Refused(LogReadOnly(self.path))))
@@ -240,7 +253,7 @@ class FakeLane:
             covered = max(span.after, low_water)
             for entry in self.history.entries[first : min(end, first + SCANNED_EVENTS)]:
                 covered = entry.offset
-                if entry.row.key in keys and _in_time(entry.row, span):
+                if entry.offset not in self.history.purged and entry.row.key in keys and _in_time(entry.row, span):
                     found.append(self._seen_here(entry).event(entry.offset))
                     if len(found) == limit:
                         break
@@ -275,7 +288,8 @@ class FakeLane:
         if span.from_ns is None:
             return span._replace(until=until)
         with self.history.lock:
-            late = [each.offset for each in self.history.entries if each.row.published_at >= span.from_ns]
+            stored = [each for each in self.history.entries if each.offset not in self.history.purged]
+            late = [each.offset for each in stored if each.row.published_at >= span.from_ns]
             last = self.history.offsets[-1] if self.history.offsets else 0
         after = max(span.after, late[0] - 1 if late else last)
         return span._replace(after=after, until=max(after, until))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -856,7 +856,10 @@ def served(path: Path) -> Iterator[list[int]]:
         executed.append(batch[0].publisher_id)
         done([len(executed)])
 
-    server = ProxiedWriteServer(str(path), write, lambda rules: pytest.fail("nothing asked for this"))
+    def unasked(_: object) -> NoReturn:
+        pytest.fail("nothing asked for this")
+
+    server = ProxiedWriteServer(str(path), write, unasked, unasked)
     wait_until(lambda: wake(folder(path), b""))
     try:
         yield executed

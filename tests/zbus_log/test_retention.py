@@ -512,3 +512,12 @@ def test_a_clock_that_jumps_a_year_ahead_does_not_empty_the_log(
     assert report["code"] == "clock_jumped"
     assert abs(report["ahead_s"] - 365 * 86_400) < 86_400
     log.close(5.0)
+
+
+def test_the_error_of_a_trimmed_read_names_the_current_low_water_mark(log: SqliteLog) -> None:
+    append(log, [row(n) for n in range(10)])
+    for until in (2, 3, 7):  # the reader remembers the first one
+        log.prune(Rules(until=until))
+        with pytest.raises(LogTrimmed) as error:
+            log.read(EVERYTHING, Span(1), 10)
+        assert error.value.low_water == until

@@ -53,13 +53,13 @@ def path(healthy: Path, tmp_path: Path) -> Path:
 def test_a_healthy_log_has_no_problems(path: Path) -> None:
     report = verify(str(path))
 
-    assert report == (SIZE, 1, SIZE, [], [], ())
+    assert report == (SIZE, 1, SIZE, [], [], (), 0)
 
 
 def test_a_new_log_has_no_problems(tmp_path: Path) -> None:
     open_log(BusConfig(log=str(tmp_path / "new.db"))).close(5.0)
 
-    assert verify(str(tmp_path / "new.db")) == (0, 0, 0, [], [], ())
+    assert verify(str(tmp_path / "new.db")) == (0, 0, 0, [], [], (), 0)
 
 
 def test_a_trimmed_log_has_no_problems(path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_trimmed_log_has_no_problems(path: Path) -> None:
     log.prune(Rules(max_events=BLOCK + 5))
     log.close(5.0)
 
-    assert verify(str(path)) == (BLOCK + 5, SIZE - BLOCK - 4, SIZE, [], [], ())
+    assert verify(str(path)) == (BLOCK + 5, SIZE - BLOCK - 4, SIZE, [], [], (), 0)
 
 
 def test_verify_changes_nothing_and_tells_how_far_it_is(path: Path) -> None:

@@ -193,6 +193,11 @@ RECORDS: dict[str, RecordInfo] = {
         "The clock differs from the time that age retention uses, which follows it slowly.",
         "path, ahead_s, code, reason",
     ),
+    "LOG_PURGED": RecordInfo(
+        "WARNING",
+        "All events of some keys were removed from a log, because a user asked for it.",
+        "path, keys, until, events, durables (that had not acknowledged all of them)",
+    ),
     "LOG_CURSOR_EXPIRED": RecordInfo(
         "WARNING",
         "A durable subscription expired, because nothing used it for `cursor_ttl_s`; retention no longer waits for it.",

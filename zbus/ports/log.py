@@ -89,7 +89,7 @@ class Stored(NamedTuple):
 
     offsets: Sequence[int]  # one for each row, in order
     # The indexes of rows whose identity was already stored: nothing is stored for them, and their offset is that of the
-    # stored event. If retention has removed that event, the low-water mark stands for its offset, which is not higher.
+    # stored event. If that event was removed, the low-water mark stands for its offset.
     repeated: Collection[int] = ()
     # Those of `repeated` for which the stored event is another one, with another key or payload, and its key. The
     # caller must report them. They cannot be recognized once retention has removed the stored event.
@@ -275,6 +275,15 @@ class Backup(NamedTuple):
     made_at_ns: int
 
 
+class Purged(NamedTuple):
+    """Result of a purge."""
+
+    removed: int  # events
+    until: int  # the head when it began: later events of these keys are not removed
+    unacknowledged: tuple[str, ...] = ()  # the durable subscriptions that had not acknowledged all of them
+    offloaded_until: int = 0  # events up to this offset are in the cold tier, from which nothing was removed
+
+
 class Log(Protocol):
     """An append-only, ordered log of events.
 
@@ -384,6 +393,14 @@ class Log(Protocol):
         `write` is called on a thread of the log and must not block. Rows that are no longer wanted just before they
         would be stored are dropped. If the log is closed before a write is done, the process that waits for it writes
         the rows again.
+        """
+
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None = None) -> Purged:
+        """Remove all events of some keys up to the current head, whatever their age. May block for long.
+
+        Their offsets are not used again, and `digest` and `head` do not change. Reads leave them out, and pages that
+        cover them are complete. Durable subscriptions do not prevent it. Commits continue in between. `progress` is
+        called with the number of events removed so far.
         """
 
     def backup(

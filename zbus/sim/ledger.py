@@ -363,7 +363,7 @@ class Ledger:
             for identity in [each for each in account.owed if each not in kept]:
                 del account.owed[identity]
         self._offsets = {key: value for key, value in self._offsets.items() if key[0] != disk.name}
-        for offset, row in enumerate(disk.rows, disk.low_water + 1):
+        for offset, row in disk.stored():
             self._offsets[disk.name, offset] = (row.publisher_id, row.sequence)
 
     def forget(self) -> None:

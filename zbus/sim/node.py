@@ -296,7 +296,9 @@ class SimPorts:
             return loop.call_later(delay, call, context=context)
 
         kept = (config.retain_age_s, config.retain_events, config.retain_bytes)
-        rules = Retention(*kept, config.retain_ignore_cursors) if any(each is not None for each in kept) else None
+        by_key = tuple(config.retain_keys_s.items())
+        is_limited = by_key or any(each is not None for each in kept)
+        rules = Retention(*kept, config.retain_ignore_cursors, by_key) if is_limited else None
         owner, pid = f"process {runtime.pid()}", runtime.pid()
         log = SimLog(
             disk,

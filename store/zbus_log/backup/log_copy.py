@@ -3,8 +3,9 @@
 A small log is copied page by page of its file, in one read transaction, which is as fast as the disk. The owner's
 write-ahead log cannot shrink while that lasts, so a large log is copied row by row in many short transactions. The
 first of them fixes the cut and copies the small tables together with the first events, so that they belong together.
-Events and sealed blocks up to the cut do not change after that; only retention can remove them. If retention removes
-events that are not copied yet, the copy begins anew.
+Events and sealed blocks up to the cut do not change after that; only retention and purges can remove them. If retention
+removes events that are not copied yet, the copy begins anew. Events that are removed from the middle during the copy
+are removed from the copy at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError
 from zbus_log.file.chain import digest_at
 from zbus_log.file.database import PAGE_BYTES, log_errors, make_engine, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
-from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water
+from zbus_log.file.removed import cut_removed
+from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water, get_state, set_state
 from zbus_log.read.reader import readable
 
 from .flushing import Flushing
@@ -36,6 +38,8 @@ BLOCKS_AT_ONCE = 64
 ATTEMPTS_MAX = 10
 SIDE_FILES = ("", "-journal", "-wal", "-shm")
 
+# The number of offsets after one offset up to another that a table lists.
+_LISTED = "SELECT ifnull(sum(min(last, ?2) - max(first, ?1 + 1) + 1), 0) FROM {table} WHERE first <= ?2 AND last > ?1"
 _IN_STEPS = ("events", "by_key", "runs")
 _SCHEMA = "SELECT type, name, sql FROM source.sqlite_schema WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%'"
 
@@ -151,17 +155,18 @@ class LogCopy:
                 if kind == "table" and name != INFO:
                     target.exec_driver_sql(sql)
             version = int(target.exec_driver_sql("PRAGMA source.user_version").scalar_one())
-            low, newest = target.exec_driver_sql(
-                "SELECT low_water, (SELECT ifnull(max(offset), 0) FROM source.events) FROM source.state"
+            self._has_removed = version >= LINEAGE_SINCE
+            last = "max(low_water, removed_until)" if self._has_removed else "low_water"
+            low, head = target.exec_driver_sql(
+                f"SELECT low_water, max({last}, (SELECT ifnull(max(offset), 0) FROM source.events)) FROM source.state"
             ).one()
-            head = max(low, newest)
             cut = head if until is None else until
             if not low <= cut <= head:
                 raise ConfigInvalid("at", f"offset {cut} is not in the file of the log, which has {low + 1} to {head}")
             for kind, name, _ in made:
                 if kind == "table" and name not in (INFO, *_IN_STEPS):
                     target.exec_driver_sql(f'INSERT INTO main."{name}" SELECT * FROM source."{name}"')
-            _cut_small_tables(target, cut, version)
+            _cut_small_tables(target, cut, head, version)
             start = at = max(low, after)
             at = self._copy_events(target, at, min(cut, at + STEP_EVENTS))
         step = STEP_EVENTS
@@ -176,6 +181,8 @@ class LogCopy:
             step = max(1, min(step * 2, int(step * STEP_S / max(took_s, 1e-6))))
         self._copy_blocks(target, low, sealed)
         with transaction(target):
+            if self._has_removed:
+                self._remove_removed(target, cut, is_whole=not after)
             if cut < head:
                 _cut_publishers(target)
             for kind, _, sql in made:
@@ -192,15 +199,43 @@ class LogCopy:
         ).rowcount
         if target.exec_driver_sql("SELECT low_water FROM source.state").scalar_one() > after:
             raise _Overtaken
-        lost = target.exec_driver_sql(
-            "SELECT ifnull(sum(min(last, ?2) - max(first, ?1 + 1) + 1), 0) FROM main.losses"
-            " WHERE first <= ?2 AND last > ?1",
-            (after, until),
-        ).scalar_one()
-        if until > after and found < until - after - lost:
+        tables = ("main.losses", "source.removed") if self._has_removed else ("main.losses",)
+        sums = [target.exec_driver_sql(_LISTED.format(table=table), (after, until)) for table in tables]
+        if until > after and found < until - after - sum(each.scalar_one() for each in sums):
             reason = f"events are missing between the offsets {after + 1} and {until}; zbus log verify lists them"
             raise LogDamaged(self._source, reason)
         return until
+
+    def _remove_removed(self, target: Connection, cut: int, is_whole: bool) -> None:
+        """Remove from the copy what was removed from the middle of the log after the copy began. In a transaction.
+
+        Raises `_Overtaken` for an increment, or if retention has removed some of it from the start as well.
+        """
+        before = get_state(target)
+        now = target.exec_driver_sql("SELECT low_water, removals FROM source.state").one()
+        if now == (before.low_water, before.removals) or now[1] == before.removals:
+            return
+        if not is_whole or now[0] != before.low_water:
+            raise _Overtaken
+        target.exec_driver_sql("DELETE FROM main.removed")
+        target.exec_driver_sql("INSERT INTO main.removed SELECT * FROM source.removed")
+        cut_removed(target, cut)
+        target.exec_driver_sql(
+            "DELETE FROM main.events WHERE offset IN (SELECT offset FROM main.removed CROSS JOIN main.events"
+            " ON events.offset BETWEEN removed.first AND removed.last)"
+        )
+        changed = target.exec_driver_sql(
+            "SELECT there.block FROM main.blocks AS here CROSS JOIN source.blocks AS there ON there.block = here.block"
+            " WHERE there.events != here.events"
+        ).scalars()
+        for block in changed.all():
+            for table in ("by_key", "blocks"):
+                target.exec_driver_sql(f"DELETE FROM main.{table} WHERE block = ?", (block,))
+                target.exec_driver_sql(
+                    f"INSERT INTO main.{table} SELECT * FROM source.{table} WHERE block = ?", (block,)
+                )
+        until = target.exec_driver_sql("SELECT removed_until FROM source.state").scalar_one()
+        set_state(target, removals=now[1], removed_until=min(cut, until))
 
     def _copy_blocks(self, target: Connection, low_water: int, sealed: int) -> None:
         """Copy the indexes of the sealed blocks after `sealed`."""
@@ -220,16 +255,18 @@ class LogCopy:
                 raise _Overtaken
 
 
-def _cut_small_tables(target: Connection, cut: int, version: int) -> None:
+def _cut_small_tables(target: Connection, cut: int, head: int, version: int) -> None:
     """Remove from the small tables what is about offsets after the cut. They are complete if the cut is the head."""
     target.exec_driver_sql(f"DELETE FROM main.blocks WHERE block * {BLOCK} + {BLOCK - 1} > ?", (cut,))
-    head = target.exec_driver_sql("SELECT max(offset) FROM source.events").scalar_one() or 0
     if cut >= head:
         return
     target.exec_driver_sql("DELETE FROM main.losses WHERE first > ?", (cut,))
     target.exec_driver_sql("UPDATE main.losses SET last = ?1 WHERE last > ?1", (cut,))
     if version >= LINEAGE_SINCE:
         target.exec_driver_sql("DELETE FROM main.incarnations WHERE first > ?", (cut,))
+        target.exec_driver_sql("DELETE FROM main.examined")
+        cut_removed(target, cut)
+        set_state(target, removed_until=min(cut, get_state(target).removed_until))
 
 
 def _cut_publishers(target: Connection) -> None:

@@ -26,7 +26,7 @@ from zbus_log.file.chain import digest_at
 from zbus_log.file.database import log_errors, make_engine, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.manifest import Manifest
-from zbus_log.file.tables import get_epoch, get_head, get_low_water, origin_of
+from zbus_log.file.tables import get_epoch, get_head, get_low_water, get_state, origin_of
 from zbus_log.read.reader import readable
 
 from . import cold_copy
@@ -104,6 +104,8 @@ class _Making:
         """Add what is newer than the backup."""
         sealed = _newest_block(self._file)
         copied = LogCopy(self._log, self._partial, self._progress, self._check).rows(after=known.cut, sealed=sealed)
+        if _removals(self._partial) != _removals(self._file):  # since the two were compared
+            return self._make_whole(cursors)
         info = self._describe(copied, cursors)
         engine = make_engine(str(self._file), synchronous="FULL")
         try:
@@ -134,10 +136,11 @@ class _Making:
                 self._check_history(connection, known)
                 if get_low_water(connection) > known.cut:
                     return False  # retention removed all that the backup has, and more
-                schema = _schema(connection)
+                schema, state = _schema(connection), get_state(connection)
         finally:
             engine.dispose()
-        return schema == _schema_of(self._file)
+        # An increment does not remove events from the middle of the backup.
+        return schema == _schema_of(self._file) and state.removals == _removals(self._file)
 
     def _check_history(self, connection: Connection, known: BackupInfo) -> None:
         epoch, head = get_epoch(connection), get_head(connection)
@@ -233,6 +236,16 @@ def _newest_block(path: Path) -> int:
     try:
         with log_errors(str(path)), engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT ifnull(max(block), -1) FROM blocks").scalar_one())
+    finally:
+        engine.dispose()
+
+
+def _removals(path: str | Path) -> int:
+    """Return how often events were removed from the middle of a log."""
+    engine = readable(str(path), has_record=False)
+    try:
+        with log_errors(str(path)), engine.connect() as connection:
+            return get_state(connection).removals
     finally:
         engine.dispose()
 

@@ -8,6 +8,7 @@ from .backup import backup, restore
 from .cursors import cursors
 from .fork import fork, promote
 from .prune import prune
+from .purge import purge
 from .read import replay, tail
 from .stats import stats
 from .verify import verify
@@ -15,5 +16,5 @@ from .verify import verify
 __all__ = ["app"]
 
 app = new_app()
-for command in (stats, tail, replay, verify, cursors, prune, backup, restore, fork, promote):
+for command in (stats, tail, replay, verify, cursors, prune, purge, backup, restore, fork, promote):
     app.command()(command)

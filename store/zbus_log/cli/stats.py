@@ -15,6 +15,7 @@ from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.head_record import owner_pid
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
+from zbus_log.purging import read_purges
 
 from .cursors import as_json
 from .options import LogArgument, opened
@@ -22,7 +23,7 @@ from .options import LogArgument, opened
 
 def stats(log: LogArgument, json: JsonOption = False) -> None:
     """Print statistics of a log: origin (its id for other nodes), incarnation (its current opening by an owner), head,
-    events, bytes, keys, publishers, times, owner and cursors.
+    events, bytes, keys, publishers, times, owner, cursors and purges.
     """
     with opened(log, read_only=True) as found:
         engine = make_engine(str(log), read_only=True)
@@ -69,6 +70,16 @@ def collect(connection: Connection) -> dict[str, Any]:
         "first_published_at": _time_at(connection, func.min(events.c.offset)),
         "last_published_at": _time_at(connection, func.max(events.c.offset)),
         "sealed_blocks": connection.execute(select(func.count()).select_from(blocks)).scalar_one(),
+        "purges": [
+            {
+                "started_at": iso_time(each.started_at_ns),
+                "finished_at": None if each.finished_at_ns is None else iso_time(each.finished_at_ns),
+                "keys": each.expressions,
+                "until": each.until,
+                "events": each.events,
+            }
+            for each in read_purges(connection)
+        ],
     }
 
 
@@ -87,10 +98,14 @@ def _time_at(connection: Connection, end: ColumnElement[int]) -> str | None:
 def _table(values: dict[str, Any]) -> Table:
     table = Table(show_header=False, title=values["log"], title_justify="left")
     for name, value in values.items():
-        if name not in ("log", "cursors"):
+        if name not in ("log", "cursors", "purges"):
             shown = f"{value:,}" if isinstance(value, int) and name != "owner_pid" else str(value)
             table.add_row(name.replace("_", " "), "none" if value is None else shown)
     for cursor in values["cursors"]:
         state = "cannot be used" if cursor["problem"] else f"{cursor['behind']:,} behind"
         table.add_row(f"durable {cursor['name']}", f"at {cursor['offset']:,}, {state}")
+    for purge in values["purges"]:
+        unfinished = "" if purge["finished_at"] else ", not finished"
+        what = f"{purge['events']:,} events up to {purge['until']:,} of {' '.join(purge['keys'])}{unfinished}"
+        table.add_row(f"purge {purge['started_at']}", what)
     return table

@@ -40,4 +40,5 @@ def verify(
     if report.problems:
         note(f"zbus: {log}: problems found: {len(report.problems)}")
         raise typer.Exit(ERROR)
-    note(f"{log}: {counted(report.events, 'event')} up to offset {report.head:,}, no problems")
+    removed = f", {report.removed:,} removed" if report.removed else ""
+    note(f"{log}: {counted(report.events, 'event')} up to offset {report.head:,}{removed}, no problems")

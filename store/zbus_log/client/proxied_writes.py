@@ -1,4 +1,4 @@
-"""Writing to a log that any process may own: `put` stores events, `prune` removes old ones.
+"""Writing to a log that any process may own: `put` stores events, `prune` and `purge` remove some.
 
 If a node owns the log, the calls leave write requests for it and wait for the results. Otherwise this process owns the
 log during the call. If the owner stops in between, the requests without a result are sent again by another route; the
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import ConfigInvalid, EventInvalid, LogFull, ZbusError
-from zbus.ports.log import Row
+from zbus.keys import KeySet
+from zbus.ports.log import Purged, Row
 from zbus_log.proxy.write_files import encode_rows
 from zbus_log.retention import Pruned, Rules
 
@@ -65,11 +66,34 @@ def prune(
     `progress` is called with the number of events removed so far if this process removes them itself. If the owner
     stops in between, the result does not count the events that it already removed.
     """
-    if not Path(path).expanduser().is_file() and not Path(f"{path}-head").expanduser().is_file():
-        raise ConfigInvalid("log", f"there is no log {os.fspath(path)!r}")
+    _check_is_there(path)
     while True:
         with route_to(path, timeout_s) as route, suppress(OwnerGone):
             return route.prune(rules, progress)
+
+
+def purge(
+    path: str | os.PathLike[str],
+    keys: Iterable[str],
+    *,
+    timeout_s: float = 600.0,
+    progress: Callable[[int], None] | None = None,
+) -> Purged:
+    """Remove all events of some keys, whatever their age, through the process that owns the log or as its owner.
+
+    Durable subscriptions do not prevent it, and nothing is removed from the cold tier. It cannot be undone. Otherwise
+    like `prune`.
+    """
+    _check_is_there(path)
+    wanted = KeySet(keys)
+    while True:
+        with route_to(path, timeout_s) as route, suppress(OwnerGone):
+            return route.purge(wanted, progress)
+
+
+def _check_is_there(path: str | os.PathLike[str]) -> None:
+    if not Path(path).expanduser().is_file() and not Path(f"{path}-head").expanduser().is_file():
+        raise ConfigInvalid("log", f"there is no log {os.fspath(path)!r}")
 
 
 class _Work:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from zbus.errors import ConfigInvalid, LogError, LogLocked, ZbusError
-from zbus.keys import check_key
-from zbus.ports.log import IsWanted, Outcome, Row, Stored, WriteDone, identity_conflict
+from zbus.keys import KeySet, check_key
+from zbus.ports.log import IsWanted, Outcome, Purged, Row, Stored, WriteDone, identity_conflict
 from zbus.publish.entry import check_rows
 from zbus.schema.validators import Validators, make_validators
 from zbus.util.backoff import Backoff
@@ -23,10 +23,12 @@ from zbus_log.file.head_record import owner_pid
 from zbus_log.log import SqliteLog, open_log
 from zbus_log.proxy.write_files import (
     PRUNE,
+    PURGE,
     RESULT,
     ROWS,
     decode_result,
     decode_rows,
+    encode_keys,
     encode_rules,
     new_call,
     new_stem,
@@ -81,6 +83,9 @@ class WriteRoute(Protocol):
 
     def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         """Remove the events that the rules do not keep."""
+
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None) -> Purged:
+        """Remove all events of some keys."""
 
 
 @contextmanager
@@ -168,6 +173,9 @@ class _DirectRoute:
     def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return self._log.prune(rules, progress)
 
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None) -> Purged:
+        return self._log.purge(keys, progress)
+
 
 class _ProxiedRoute:
     """Another process owns the log and accepts proxied writes."""
@@ -186,6 +194,10 @@ class _ProxiedRoute:
 
     def prune(self, rules: Rules, progress: Callable[[int], None] | None) -> Pruned:
         return Pruned(*self._wait(self._request(PRUNE, encode_rules(rules))))
+
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None) -> Purged:
+        removed, until, durables, offloaded_until = self._wait(self._request(PURGE, encode_keys(keys)))
+        return Purged(removed, until, tuple(durables), offloaded_until)
 
     def withdraw_all(self) -> None:
         """Remove the requests without a result, because the caller no longer waits for them."""

@@ -1,9 +1,9 @@
 """The digest of a log up to an offset: a chain of hashes over the checksums of its events.
 
 The checksum of an event is a leaf. The digest of a block is the hash of the digest of the block before it and of the
-block's leaves; the digest at an offset inside a block has the leaves up to it. Sealing stores the digest of the block,
-and retention keeps the leaves of events that it removes before their block is sealed. So a digest requires reading
-one block, and the digest of the head, which the writer keeps, none.
+block's leaves; the digest at an offset inside a block has the leaves up to it. Sealing stores the digest of the block.
+The leaves of events that are removed from the middle, or before their block is sealed, are kept: see `removed`. So a
+digest requires reading one block, and the digest of the head, which the writer keeps, none.
 
 The chain begins with the hash of nothing. In a file that an older version wrote, it begins after the last block that
 was sealed without a digest, and digests before that are unknown. Offsets that were lost have no leaf.
@@ -17,16 +17,18 @@ from hashlib import blake2b
 import msgspec
 from sqlalchemy import Connection
 
+from .removed import LEAF_BYTES, leaves_by_offset, rows_between
+from .removed import keep_leaves as keep_leaves_between
 from .tables import BLOCK, LINEAGE_SINCE, file_version, get_head, get_low_water
 
 DIGEST_BYTES = 16
-LEAF_BYTES = 4
 # hashlib releases the interpreter lock for 2,048 bytes or more, and getting it back can take milliseconds.
 _PART_BYTES = 2044
 UNKNOWN = b""
 START = blake2b(digest_size=DIGEST_BYTES).digest()
 
 _checksums = msgspec.json.Decoder(list[int]).decode
+_pairs = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
 def pack_leaves(checksums: list[int]) -> bytes:
@@ -40,17 +42,18 @@ def link(before: bytes, leaves: bytes) -> bytes:
 
 
 def leaves_between(connection: Connection, first: int, last: int) -> bytes:
-    """Return the leaves of the offsets from `first` to `last` of one block, those of removed events first."""
-    gone = connection.exec_driver_sql(
-        "SELECT first, leaves FROM removed WHERE first BETWEEN ? AND ? ORDER BY first", (first, last)
-    )
-    parts = [bytes(leaves)[: (last + 1 - start) * LEAF_BYTES] for start, leaves in gone]
+    """Return the leaves of the offsets from `first`, where a block begins, to `last` in it, in order of offsets."""
+    gone = rows_between(connection, first, last)
+    values = "json_array(offset, checksum)" if gone else "checksum"
     found = connection.exec_driver_sql(
-        "SELECT json_group_array(checksum) FROM"
-        " (SELECT checksum FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset)",
+        f"SELECT json_group_array({values}) FROM"
+        " (SELECT offset, checksum FROM events WHERE offset BETWEEN ? AND ? ORDER BY offset)",
         (first, last),
     ).scalar_one()
-    return b"".join([*parts, pack_leaves(_checksums(found))])
+    if not gone:
+        return pack_leaves(_checksums(found))
+    leaves = [each for each in leaves_by_offset(gone) if each[0] <= last]
+    return pack_leaves([checksum for _, checksum in sorted([*leaves, *_pairs(found)])])
 
 
 def sealed_digest(connection: Connection) -> tuple[int, bytes]:
@@ -102,19 +105,7 @@ def check_block(connection: Connection, block: int) -> str | None:
 
 def keep_leaves(connection: Connection, until: int) -> None:
     """Keep the leaves of the unsealed events up to `until`, which are about to be removed. Call it in a transaction."""
-    sealed = sealed_digest(connection)[0] * BLOCK + BLOCK - 1
-    found = connection.exec_driver_sql(
-        "SELECT min(offset), max(offset), json_group_array(checksum ORDER BY offset) FROM"
-        " (SELECT offset, checksum, offset - row_number() OVER (ORDER BY offset) AS run FROM events"
-        " WHERE offset > ? AND offset <= ?)"
-        f" GROUP BY run, offset / {BLOCK}",
-        (sealed, until),
-    ).all()
-    for first, last, checksums in found:
-        connection.exec_driver_sql(
-            "INSERT INTO removed (first, last, leaves) VALUES (?, ?, ?)",
-            (first, last, pack_leaves(_checksums(checksums))),
-        )
+    keep_leaves_between(connection, sealed_digest(connection)[0] * BLOCK + BLOCK - 1, until)
 
 
 class Chain:
@@ -129,7 +120,8 @@ class Chain:
             self._update(leaves_between(connection, self._end - BLOCK + 1, self._end))
             self._next_block()
         self._update(leaves_between(connection, self._end - BLOCK + 1, head))
-        self.newest = head, self._hash.digest()
+        # A copy may end with a sealed block, whose digest is known.
+        self.newest = head, before if head == self._end - BLOCK else self._hash.digest()
 
     def add(self, first: int, leaves: bytes) -> None:
         """Add the leaves of consecutive offsets."""

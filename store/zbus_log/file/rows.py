@@ -50,17 +50,23 @@ WHERE keys.key != given.value ->> 1 OR events.payload != substr(?2, given.value 
 # `{chosen}` is a query for complete rows of `events` in order of their offsets. The page is empty if their
 # size exceeds :bytes, so that memory is bounded whatever the log contains.
 SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
+REMOVED_UNTIL = "removed_until"  # a column that files of older versions do not have
 PAGE = f"""
 SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
                                    ifnull(length(headers), 0), length(payload))),
        group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), ''),
        json_group_array(DISTINCT key), count(*), max(offset),
-       (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water) FROM state),
+       (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water, {REMOVED_UNTIL}) FROM state),
        (SELECT low_water FROM state), NULL, NULL
 FROM ({{chosen}}) WHERE ({SIZE}) <= :bytes
 """
 # The same for events that are looked up, with the number and the last one of those that the index names in `wanted`.
 PAGE_LISTED = PAGE.replace("NULL, NULL", "(SELECT count(*) FROM wanted), (SELECT max(offset) FROM wanted)")
+
+
+def for_old_file(statement: str) -> str:
+    """Return a statement for a page of a file of an older version."""
+    return statement.replace(REMOVED_UNTIL, "0")
 
 
 # The statement that stores some rows, its parameters, and the leaves of the rows: see `chain`.
@@ -297,23 +303,6 @@ def _decode_rows(numbers: bytes) -> list[tuple[int, int, int, int, int, int, int
 def offsets_of(numbers: bytes) -> list[int]:
     """Return the offsets of the events of a page."""
     return [row[0] for row in _decode_rows(numbers)]
-
-
-def gaps_between(
-    after: int, offsets: Iterable[int], until: int, lost: Iterable[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the ranges after `after` up to `until` that are neither among ascending offsets nor accepted as lost.
-
-    >>> gaps_between(0, [1, 2, 5, 9], 12, [(3, 3), (6, 7)])
-    [(4, 4), (8, 8), (10, 12)]
-    """
-    found: list[tuple[int, int]] = []
-    known = sorted([*[(offset, offset) for offset in offsets], *lost])
-    for first, last in [*known, (until + 1, until + 1)]:
-        if after + 1 < first and after < until:
-            found.append((after + 1, min(first - 1, until)))
-        after = max(after, last)
-    return found
 
 
 def _missing(first: int, last: int) -> EventCorrupt:

@@ -1,11 +1,12 @@
 """The tables of the log, and the migrations of older files.
 
-`events` is append-only: triggers reject updates, and deletes above the low-water mark, which
-retention sets first. It has no secondary index, because an index by key or by publisher dirties a
-page per key at each commit; with 256 keys that made a commit three times as slow. Instead the
-writer seals every block of 4,096 offsets once: it adds the block's events to `by_key`, the
-publishers' sequences to `runs` (both grow only at their end, block by block), and the times and the
-digest of the block to `blocks`. The unsealed tail is short enough to scan.
+`events` is append-only: triggers reject updates, and deletes above the low-water mark, which retention
+sets first, of offsets that are not in `removed`, which a removal from the middle writes first. It has
+no secondary index, because an index by key or by publisher dirties a page per key at each commit; with
+256 keys that made a commit three times as slow. Instead the writer seals every block of 4,096 offsets
+once: it adds the block's events to `by_key`, the publishers' sequences to `runs` (both grow only at
+their end, block by block), and the times and the digest of the block to `blocks`. The unsealed tail is
+short enough to scan.
 """
 
 from __future__ import annotations
@@ -129,13 +130,33 @@ incarnations = Table(
     Column("host", TEXT, nullable=False),
     sqlite_strict=True,
 )
-removed = Table(  # unsealed events that retention removed: the digest of their block needs their checksums
+removed = Table(  # events that were removed from the middle of the log, or from an unsealed block: see `removed.py`
     "removed",
     MetaData(),
     Column("first", INTEGER, primary_key=True),
     Column("last", INTEGER, nullable=False),  # in the same block
     Column("leaves", BLOB, nullable=False),  # one checksum for each offset
+    Column("checksum", INTEGER, nullable=False),
     sqlite_strict=True,
+)
+purges = Table(  # a row for each purge, added when it begins
+    "purges",
+    MetaData(),
+    Column("id", INTEGER, primary_key=True),
+    Column("started_at", INTEGER, nullable=False),
+    Column("finished_at", INTEGER),
+    Column("expressions", TEXT, nullable=False),  # a JSON array
+    Column("until", INTEGER, nullable=False),  # the head when it began
+    Column("events", INTEGER, nullable=False),  # removed so far
+    sqlite_strict=True,
+)
+examined = Table(  # how far retention by key has removed the events of each age: see `key_retention.py`
+    "examined",
+    MetaData(),
+    Column("rule", TEXT, primary_key=True),
+    Column("until", INTEGER, nullable=False),
+    sqlite_strict=True,
+    sqlite_with_rowid=False,
 )
 removed_identities = Table(  # see `write/removed_identities.py`
     "removed_identities",
@@ -154,6 +175,13 @@ _TRIGGERS = (
     "CREATE TRIGGER events_are_not_deleted BEFORE DELETE ON events "
     "WHEN OLD.offset > (SELECT low_water FROM state) "
     "BEGIN SELECT RAISE(ABORT, 'the log is append-only above its low-water mark'); END",
+)
+# For version 3. Rows of `removed` do not overlap, so the last one that begins at an offset or before it decides.
+_DELETE_TRIGGER = (
+    "CREATE TRIGGER events_are_not_deleted BEFORE DELETE ON events "
+    "WHEN OLD.offset > (SELECT low_water FROM state) AND OLD.offset > "
+    "ifnull((SELECT last FROM removed WHERE first <= OLD.offset ORDER BY first DESC LIMIT 1), 0) "
+    "BEGIN SELECT RAISE(ABORT, 'the log is append-only above its low-water mark'); END"
 )
 
 
@@ -176,13 +204,15 @@ def _add_lineage(connection: Connection) -> None:
 
     Earlier openings together are incarnation 0. Blocks that were sealed earlier have no digest and no checksums.
     """
-    connection.execute(CreateTable(incarnations))
-    connection.execute(CreateTable(removed))
-    connection.execute(CreateTable(removed_identities))
+    for table in (incarnations, removed, removed_identities, purges, examined):
+        connection.execute(CreateTable(table))
+    connection.exec_driver_sql("DROP TRIGGER events_are_not_deleted")
+    connection.exec_driver_sql(_DELETE_TRIGGER)
     for column in ("digest BLOB", "index_checksum INTEGER", "checksum INTEGER"):
         connection.exec_driver_sql(f"ALTER TABLE blocks ADD COLUMN {column}")
     before = get_state(connection)
-    connection.exec_driver_sql("ALTER TABLE state ADD COLUMN offloaded_until INTEGER NOT NULL DEFAULT 0")
+    for column in ("offloaded_until", "removals", "removed_until"):
+        connection.exec_driver_sql(f"ALTER TABLE state ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
     connection.exec_driver_sql("ALTER TABLE state ADD COLUMN checksum INTEGER")
     connection.exec_driver_sql("UPDATE state SET checksum = ?", (before.checksum,))
     connection.exec_driver_sql("INSERT INTO incarnations VALUES (0, 0, 1, 0, '')")
@@ -240,19 +270,22 @@ class State(NamedTuple):
     epoch: bytes
     low_water: int
     offloaded_until: int = 0  # the last offset that was removed because the cold tier has it
+    removals: int = 0  # how often events were removed from the middle
+    removed_until: int = 0  # the highest offset that was removed from the middle
 
     @property
     def checksum(self) -> int:
         """The checksum that is stored with it."""
-        return zlib.crc32(self.epoch + struct.pack("<qq", self.low_water, self.offloaded_until))
+        return zlib.crc32(self.epoch + struct.pack("<qqqq", *self[1:]))
 
 
 def get_state(connection: Connection) -> State:
     """Return the state. Raises `LogDamaged` if it does not match its checksum."""
     row: Any = connection.exec_driver_sql("SELECT * FROM state").first()
     try:
-        found = State(bytes(row[0]), int(row[1])) if len(row) == 2 else State(bytes(row[0]), int(row[1]), int(row[2]))
-        if len(row) == 2 or row[3] == found.checksum:
+        is_old = len(row) == 2
+        found = State(bytes(row[0]), *[int(each) for each in (row[1:] if is_old else row[1:5])])
+        if is_old or row[5] == found.checksum:
             return found
     except (TypeError, ValueError, struct.error):
         pass
@@ -263,7 +296,8 @@ def set_state(connection: Connection, **changed: Any) -> None:
     """Change the state. Call it in a transaction."""
     found = get_state(connection)._replace(**changed)
     connection.exec_driver_sql(
-        "UPDATE state SET epoch = ?, low_water = ?, offloaded_until = ?, checksum = ?", (*found, found.checksum)
+        "UPDATE state SET epoch = ?, low_water = ?, offloaded_until = ?, removals = ?, removed_until = ?, checksum = ?",
+        (*found, found.checksum),
     )
 
 
@@ -293,17 +327,7 @@ def get_low_water(connection: Connection) -> int:
 
 
 def get_head(connection: Connection) -> int:
-    """Return the last committed offset, even if retention has removed it; 0 for a new log."""
+    """Return the last committed offset, even if its event was removed; 0 for a new log."""
     newest = connection.exec_driver_sql("SELECT max(offset) FROM events").scalar_one()
-    return max(newest or 0, get_low_water(connection))
-
-
-def find_gaps(connection: Connection, after: int) -> list[tuple[int, int]]:
-    """Return the ranges of offsets after `after` that are missing and were not accepted as lost."""
-    found = connection.exec_driver_sql(
-        "SELECT before + 1, offset - 1 FROM (SELECT offset, lag(offset, 1, ?1) OVER (ORDER BY offset) AS before"
-        " FROM events WHERE offset > ?1) WHERE offset != before + 1 AND NOT EXISTS"
-        " (SELECT 1 FROM losses WHERE first <= before + 1 AND offset - 1 <= last)",
-        (after,),
-    )
-    return [(int(first), int(last)) for first, last in found]
+    found = get_state(connection)
+    return max(newest or 0, found.low_water, found.removed_until)

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from zbus.errors import LogError, ZbusError
+from zbus.keys import KeySet
 from zbus.observe.records import record, record_reason
 from zbus.observe.throttle import Throttle
-from zbus.ports.log import ProxiedWrite
+from zbus.ports.log import ProxiedWrite, Purged
 from zbus.util.backoff import Backoff
 from zbus.util.run_id import inherit
 from zbus_log.file.old_folder import OldFolder
@@ -30,11 +31,13 @@ from zbus_log.retention import Pruned, Rules
 
 from .write_files import (
     PRUNE,
+    PURGE,
     RESULT,
     ROWS,
     WAKE,
     Call,
     call_of,
+    decode_keys,
     decode_rows,
     decode_rules,
     encode_result,
@@ -54,8 +57,9 @@ class ProxiedWriteServer:
         log_path: str,
         write: ProxiedWrite,
         prune: Callable[[Rules], Pruned],
+        purge: Callable[[KeySet], Purged],
     ) -> None:
-        self._log_path, self._write, self._prune_log = log_path, write, prune
+        self._log_path, self._write, self._prune_log, self._purge_log = log_path, write, prune, purge
         self._folder = writes_folder(log_path)
         self._in_progress: dict[Call, str] = {}  # the request that is executed now
         self._failed: dict[Call, ZbusError] = {}  # requests that were already in the folder fail with the same error
@@ -98,7 +102,7 @@ class ProxiedWriteServer:
         self._results.append((name, result))
         self._wake()
 
-    # Everything below runs on the server's own thread, except `_prune`.
+    # Everything below runs on the server's own thread, except `_remove`.
 
     def _run(self) -> None:
         self._check_old_folder()
@@ -190,7 +194,7 @@ class ProxiedWriteServer:
             has_result = path.with_suffix(RESULT).name in names  # then its client removes both
             if not calls[call]:
                 self._attempt(partial(path.unlink, missing_ok=True))
-            elif path.suffix in (ROWS, PRUNE) and call not in self._in_progress and not has_result:
+            elif path.suffix in (ROWS, PRUNE, PURGE) and call not in self._in_progress and not has_result:
                 self._in_progress[call] = path.name
                 self._start(path, call)
 
@@ -211,20 +215,26 @@ class ProxiedWriteServer:
                 self._write(decode_rows(data), partial(self._done, path.name), partial(os.path.exists, path))
             else:
                 # It may take long, and rows must not wait for it.
-                pruning = partial(self._prune, path.name, decode_rules(data))
-                threading.Thread(target=inherit(pruning), name="zbus-log-prune", daemon=True).start()
+                is_prune = path.suffix == PRUNE
+                task: Callable[[], Pruned | Purged] = (
+                    partial(self._prune_log, decode_rules(data))
+                    if is_prune
+                    else partial(self._purge_log, decode_keys(data))
+                )
+                removing = partial(self._remove, path.name, task)
+                threading.Thread(target=inherit(removing), name="zbus-log-prune", daemon=True).start()
         except ZbusError as error:
             self._finish(path.name, error)
 
-    def _prune(self, name: str, rules: Rules) -> None:
-        """Apply retention rules, on a thread of its own."""
-        result: Pruned | ZbusError
+    def _remove(self, name: str, task: Callable[[], Pruned | Purged]) -> None:
+        """Apply retention rules, or purge keys, on a thread of its own."""
+        result: Pruned | Purged | ZbusError
         try:
-            result = self._prune_log(rules)
+            result = task()
         except ZbusError as error:
             result = error
         except Exception as error:
-            result = LogError(f"{self._log_path}: retention failed: {error!r}")
+            result = LogError(f"{self._log_path}: the removal of events failed: {error!r}")
         if not self._closed:
             self._finish(name, result)
 

@@ -2,7 +2,8 @@
 
     app.db-writes/
         wake                                 a FIFO that the owner reads: a byte means that a request was added
-        MOMENT-CALL-PID-STARTED.rows         a request to store rows; with `.prune`, a request to apply retention rules
+        MOMENT-CALL-PID-STARTED.rows         a request to store rows; with `.prune`, a request to apply retention rules;
+                                             with `.purge`, a request to remove the events of some keys
         MOMENT-CALL-PID-STARTED.result       the result of that request
 
 A file is written under a temporary name and renamed when it is complete. Names sort by creation time and identify the
@@ -26,7 +27,8 @@ import msgspec
 from msgspec.structs import astuple
 
 from zbus import errors
-from zbus.errors import EventInvalid, LogError, ZbusError
+from zbus.errors import EventInvalid, KeyInvalid, LogError, ZbusError
+from zbus.keys import KeySet
 from zbus.ports.log import Row
 from zbus.util.atomic_file import write_atomically
 from zbus.util.malformed import MALFORMED
@@ -34,13 +36,14 @@ from zbus.util.process import is_alive, started_at
 from zbus_log.retention import Rules
 
 WAKE = "wake"
-ROWS, PRUNE, RESULT, TEMPORARY = ".rows", ".prune", ".result", ".tmp"
+ROWS, PRUNE, PURGE, RESULT, TEMPORARY = ".rows", ".prune", ".purge", ".result", ".tmp"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _calls = itertools.count()
 _encode = msgspec.msgpack.Encoder().encode
 _Rows = Annotated[list[tuple[_Number, _Number, _Number, str, bytes, bytes | None]], msgspec.Meta(min_length=1)]
 _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
+_decode_keys = msgspec.msgpack.Decoder(Annotated[list[str], msgspec.Meta(min_length=1)]).decode
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
 _decode_result = msgspec.msgpack.Decoder(tuple[bool, list[Any]]).decode
 
@@ -131,6 +134,19 @@ def decode_rules(data: bytes) -> Rules:
         return _decode_rules(data)
     except MALFORMED as error:
         raise EventInvalid(f"malformed retention rules ({error}); nothing was removed") from error
+
+
+def encode_keys(keys: KeySet) -> bytes:
+    """Encode the key expressions of a purge for a request."""
+    return _encode(keys.expressions)
+
+
+def decode_keys(data: bytes) -> KeySet:
+    """Decode the key expressions of a purge. Raises `EventInvalid` if they are malformed."""
+    try:
+        return KeySet(_decode_keys(data))
+    except (*MALFORMED, KeyInvalid) as error:
+        raise EventInvalid(f"malformed key expressions ({error}); nothing was removed") from error
 
 
 def encode_result(result: Sequence[Any] | ZbusError) -> bytes:

@@ -25,7 +25,8 @@ from zbus_log.file.block_index import ProvedBlocks, block_rows
 from zbus_log.file.database import make_engine, reading_errors, snapshot
 from zbus_log.file.head_record import may_lack_newest, read_record
 from zbus_log.file.key_table import KeyTable
-from zbus_log.file.rows import PAGE, PAGE_LISTED, SIZE, RowPage, gaps_between, offsets_of
+from zbus_log.file.removed import count_between, gaps_between, has_removed, ranges_between
+from zbus_log.file.rows import PAGE, PAGE_LISTED, SIZE, RowPage, for_old_file, offsets_of
 from zbus_log.file.tables import (
     BLOCK,
     LINEAGE_SINCE,
@@ -185,6 +186,7 @@ class SqliteReader:
         self._checked = (0, 0)  # offsets whose events were verified before they were searched by time
         self._windows = Memo[tuple[str, ...], int](WINDOWS_KEPT_MAX)
         self._limit = LIMIT_MIN  # how many events of the current size fit into a page
+        self._is_old = True  # whether the file may have an older version: an owner can migrate it at any time
 
     def head(self) -> int:
         """Return the last committed offset; 0 for an empty log."""
@@ -308,6 +310,9 @@ class SqliteReader:
         asked, span = span, Span(span.after, span.until)  # events are verified before their times are compared
         values = {**_values(span, until), **choice.values, "bytes": PAGE_BYTES_MAX}
         page, size = choice.page(choice.page_sql, span), choice.page(SIZE, span)
+        if self._is_old:
+            self._is_old = file_version(connection) < LINEAGE_SINCE
+            page = for_old_file(page) if self._is_old else page
         requested, limit = limit, min(limit, self._limit)
         while True:
             values["limit"] = limit
@@ -356,10 +361,9 @@ class SqliteReader:
         if choice.statement is _ALL:
             if rows == covered - after:
                 return []
-            lost = connection.exec_driver_sql(
-                "SELECT first, last FROM losses WHERE first <= ? AND last > ? ORDER BY first", (covered, after)
-            )
-            return gaps_between(after, offsets_of(numbers), covered, [(int(first), int(last)) for first, last in lost])
+            if has_removed(connection) and rows + count_between(connection, after + 1, covered) == covered - after:
+                return []
+            return gaps_between(after, offsets_of(numbers), covered, ranges_between(connection, after + 1, covered))
         values = values | {"until": covered, "limit": -1}  # the page may have ended at its limit
         listed = choice.listed.format(timed="")
         if rows == connection.exec_driver_sql(f"{listed} SELECT count(*) FROM wanted", values).scalar_one():

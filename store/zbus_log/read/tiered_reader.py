@@ -41,7 +41,7 @@ class TieredReader:
         """Return the next events of a span, from the file or the tier."""
         try:
             if 0 < span.after < self._trimmed:  # the file would search for its next events before it raises
-                raise LogTrimmed(span.after, self._trimmed)
+                raise LogTrimmed(span.after, self._file.low_water())  # it may be higher by now
             page = self._file.read(keys, span, limit)
         except LogTrimmed as trimmed:
             self._trimmed = max(self._trimmed, trimmed.low_water)

@@ -5,6 +5,7 @@ Each block is read in one snapshot, with what the index says about it, so that a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +19,14 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus_log.cold.tier import Cold
 from zbus_log.file.block_index import UNPROVABLE, BlockRow, block_rows, index_checksum
-from zbus_log.file.chain import LEAF_BYTES, check_block
+from zbus_log.file.chain import check_block
 from zbus_log.file.database import make_engine, reading_errors, snapshot
 from zbus_log.file.head_record import Head, read_record
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.key_table import KeyTable
 from zbus_log.file.old_folder import OldFolder
-from zbus_log.file.rows import PAGE, check_rows, gaps_between
+from zbus_log.file.removed import Removed, gaps_between, rows_between
+from zbus_log.file.rows import PAGE, check_rows, for_old_file
 from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, check_is_log, file_version, get_head, get_state
 
 PAGE_BYTES = 16 * 1024 * 1024
@@ -57,6 +59,7 @@ class Report(NamedTuple):
     problems: list[str]
     losses: list[tuple[int, int]]
     warnings: tuple[str, ...] = ()  # findings beside the log that do not damage it
+    removed: int = 0  # events that were removed from the middle: their offsets and checksums are left
 
 
 def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: str | Path | None = None) -> Report:
@@ -78,7 +81,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
             found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
             losses = [(int(first), int(last)) for first, last in found]
             if file_version(connection) >= LINEAGE_SINCE:
-                problems += _check_lineage(connection)
+                problems += _check_lineage(connection, head)
             events = _Events(connection, losses, problems)
             low_water = state.low_water
             for block in range((low_water + 1) // BLOCK, head // BLOCK + 1):
@@ -98,8 +101,8 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
     problems += _check_cursors(path)
     problems += _check_tier(Cold(f"{path}-cold" if cold is None else cold), state.epoch.hex(), state.offloaded_until)
     left = OldFolder(path).describe()
-    seen = events.seen
-    return Report(seen, low_water + 1 if seen else 0, head, problems, losses, () if left is None else (left,))
+    seen, warnings = events.seen, () if left is None else (left,)
+    return Report(seen, low_water + 1 if seen else 0, head, problems, losses, warnings, events.removed)
 
 
 class _Events:
@@ -110,7 +113,8 @@ class _Events:
         self._keys, self._with_checksums = KeyTable(), file_version(connection) >= LINEAGE_SINCE
         self._gaps: list[tuple[int, int]] = []
         self._unindexed = 0
-        self.seen = 0
+        self._page_sql = _PAGE if self._with_checksums else for_old_file(_PAGE)
+        self.seen = self.removed = 0
 
     def check(self, block: int, low_water: int, head: int) -> None:
         """Verify one block, in one view of the file."""
@@ -126,11 +130,24 @@ class _Events:
                     found.setdefault(key, []).extend(some)
                 after, count = covered, count + rows
             self.seen += count
-            if count != last - first + 1 and first <= last:
+            gone = rows_between(self._connection, block * BLOCK, last) if self._with_checksums else []
+            if (gone or count != last - first + 1) and first <= last:
                 flat = sorted([offset for some in found.values() for offset in some])
-                self._gaps += gaps_between(first - 1, flat, last, self._losses)
+                removed = self._check_removed(gone, flat, first, last)
+                self._gaps += gaps_between(first - 1, flat, last, [*self._losses, *removed])
             if self._with_checksums:
-                self._check_index(block, found, first == max(1, block * BLOCK), len(self._problems) == known)
+                is_good = len(self._problems) == known
+                self._check_index(block, found, first == max(1, block * BLOCK), is_good, bool(gone))
+
+    def _check_removed(self, rows: list[Removed], offsets: list[int], first: int, last: int) -> list[tuple[int, int]]:
+        """Return the ranges of a block that were removed. Reports the events in them, which should not exist."""
+        ranges = [(max(row.first, first), min(row.last, last)) for row in rows if row.is_whole]
+        ranges = [each for each in ranges if each[0] <= each[1]]
+        for start, end in ranges:
+            self.removed += end - start + 1
+            for offset in offsets[bisect_left(offsets, start) : bisect_right(offsets, end)]:
+                self._problems.append(f"the event at offset {offset} exists, although it was removed")
+        return ranges
 
     def finish(self) -> None:
         """Report what was found about several blocks together."""
@@ -150,7 +167,7 @@ class _Events:
         limit = BLOCK
         while True:
             values = {"first": first, "last": last, "limit": limit, "bytes": PAGE_BYTES if limit > 1 else 1 << 40}
-            row = self._connection.exec_driver_sql(_PAGE, values).one()
+            row = self._connection.exec_driver_sql(self._page_sql, values).one()
             numbers, bodies, used, count, newest = row[:5]
             if count or limit == 1 or not self._has_any(first, last):
                 break
@@ -165,7 +182,9 @@ class _Events:
         )
         return found.first() is not None
 
-    def _check_index(self, block: int, found: dict[int, list[int]], is_complete: bool, is_good: bool) -> None:
+    def _check_index(
+        self, block: int, found: dict[int, list[int]], is_complete: bool, is_good: bool, has_removed: bool
+    ) -> None:
         """Compare a sealed block with its rows in the other tables. Retention may have removed a part of its events."""
         rows, where = (
             block_rows(self._connection, block, block),
@@ -186,7 +205,7 @@ class _Events:
         if is_checked and row.index_checksum != index_checksum(self._connection, block):
             self._problems.append(f"the key index of {where} does not match its checksum")
         if is_complete and is_good:
-            self._check_sums(row, where)
+            self._check_sums(row, where, has_removed)
         problem = check_block(self._connection, block)
         if problem is not None:
             self._problems.append(problem)
@@ -202,28 +221,38 @@ class _Events:
                     f"the key index of {where} names {len(indexed - events)} events that do not exist"
                 )
 
-    def _check_sums(self, row: BlockRow, where: str) -> None:
+    def _check_sums(self, row: BlockRow, where: str, has_removed: bool) -> None:
+        """Compare sums. The times and sequences of a block are not changed when some of its events are removed."""
         made = self._connection.exec_driver_sql(_MADE, (row.block,)).all()
         events, size = sum(each[3] for each in made), sum(each[4] for each in made)
         times = (min(each[5] for each in made), max(each[6] for each in made)) if made else (None, None)
+        if has_removed and made and row.published_min is not None and row.published_max is not None:
+            times = min(*times, row.published_min), max(*times, row.published_max)
         if (events, size, *times) != row[1:5]:
             self._problems.append(f"the row of {where} in the table of blocks does not match their events")
-        runs = self._connection.exec_driver_sql(_RUNS, (row.block,))
-        if sorted(tuple(each[:3]) for each in made) != sorted(map(tuple, runs)):
+        runs = {each[0]: (each[1], each[2]) for each in self._connection.exec_driver_sql(_RUNS, (row.block,))}
+        found = {each[0]: (each[1], each[2]) for each in made}
+        if has_removed:  # each run of the events that are left must be a part of a stored one
+            for publisher, (first, last) in runs.items():
+                before = found.get(publisher, (first, last))
+                found[publisher] = min(first, before[0]), max(last, before[1])
+        if found != runs:
             self._problems.append(f"the sequences of {where} in the table of runs do not match their events")
 
 
-def _check_lineage(connection: Connection) -> Iterator[str]:
-    """Yield the problems of the incarnations, and of the checksums of removed events."""
+def _check_lineage(connection: Connection, head: int) -> Iterator[str]:
+    """Yield the problems of the incarnations, and of the offsets and checksums of removed events."""
     for before, after in pairwise(read_lineage(connection).incarnations):
         if after.first < before.first:
             yield f"incarnation {after.id:x} begins at offset {after.first}, before its predecessor, at {before.first}"
-    malformed = connection.exec_driver_sql(
-        f"SELECT first, last FROM removed WHERE length(leaves) != (last - first + 1) * {LEAF_BYTES}"
-        f" OR first / {BLOCK} != last / {BLOCK} OR last > (SELECT low_water FROM state) ORDER BY first"
-    )
-    for first, last in malformed.all():
-        yield f"the checksums of the removed events {first} to {last} are malformed"
+    reached = 0
+    for block in connection.exec_driver_sql(f"SELECT DISTINCT first / {BLOCK} FROM removed ORDER BY 1").scalars().all():
+        for row in rows_between(connection, block * BLOCK, block * BLOCK + BLOCK - 1):
+            if not row.is_whole or row.last > head:
+                yield f"the checksums of the removed events {row.first} to {row.last} are malformed"
+            elif row.first <= reached:
+                yield f"the removed events {row.first} to {row.last} are listed twice"
+            reached = row.last if row.is_whole else reached
 
 
 def _check_cursors(path: str) -> Iterator[str]:

@@ -13,11 +13,13 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection
 
 RANGES_MAX = 64  # for each publisher
+UP_TO = "offset <= ?1"  # for `remember`
+LISTED = "offset IN (SELECT value FROM json_each(?1))"
 
 _REMEMBER = """
 WITH removed AS (
     SELECT publisher, sequence, sequence - row_number() OVER (PARTITION BY publisher ORDER BY sequence) AS island
-    FROM events WHERE offset <= ?1
+    FROM events WHERE {which}
 ), ranges AS (
     SELECT publisher, min(sequence) AS first, max(sequence) AS last FROM removed GROUP BY publisher, island
 )
@@ -30,20 +32,24 @@ ON CONFLICT (publisher, first_sequence) DO UPDATE SET
     last_sequence = max(last_sequence, excluded.last_sequence), forget_at = max(forget_at, excluded.forget_at)
 """
 _FRAGMENTED = """
-SELECT publisher FROM removed_identities WHERE publisher IN (SELECT publisher FROM events WHERE offset <= ?1)
+SELECT publisher FROM removed_identities WHERE publisher IN (SELECT publisher FROM events WHERE {which})
 GROUP BY publisher HAVING count(*) > ?2
 """
 _OLDER = "publisher = ?1 AND first_sequence < (SELECT first_sequence FROM removed_identities WHERE publisher = ?1 "
 _OLDER += "ORDER BY first_sequence DESC LIMIT 1 OFFSET ?2)"
 
 
-def remember(connection: Connection, until: int, dedup_s: float) -> None:
-    """Remember the identities of all events up to an offset, which are about to be removed in this transaction."""
+def remember(connection: Connection, which: str, value: int | str, dedup_s: float) -> None:
+    """Remember the identities of events that are about to be removed in this transaction.
+
+    `which` is `UP_TO` with an offset, or `LISTED` with a JSON array of offsets.
+    """
     if not dedup_s:
         return
     forget_at = min(time.time_ns() + int(dedup_s * 1e9), (1 << 63) - 1)
-    connection.exec_driver_sql(_REMEMBER, (until, forget_at))
-    for publisher in connection.exec_driver_sql(_FRAGMENTED, (until, RANGES_MAX)).scalars().all():
+    connection.exec_driver_sql(_REMEMBER.format(which=which), (value, forget_at))
+    fragmented = connection.exec_driver_sql(_FRAGMENTED.format(which=which), (value, RANGES_MAX))
+    for publisher in fragmented.scalars().all():
         older = (publisher, RANGES_MAX // 2)
         merged = connection.exec_driver_sql(
             f"SELECT publisher, min(first_sequence), max(last_sequence), max(forget_at) FROM removed_identities"

@@ -57,6 +57,10 @@ class UnusedKeys:
         if keys > events_left + 1:
             self.events_removed(keys - events_left)
 
+    def begin_anew(self) -> None:
+        """Make a removal due now, even if one that began earlier is in progress."""
+        self._begin()
+
     def step(self) -> bool:
         """Collect some keys in use, or remove some that are not. Returns whether there is more to do."""
         newest = int(self._ask("SELECT ifnull(max(block), -1) FROM blocks"))

@@ -45,6 +45,7 @@ from zbus_log.file.database import (
 )
 from zbus_log.file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
+from zbus_log.file.removed import drop_passed
 from zbus_log.file.rows import encode_rows, is_encodable, size_of, split_rows
 from zbus_log.file.tables import BLOCK
 
@@ -73,7 +74,6 @@ _SEAL = (
     "INSERT INTO blocks (block, events, bytes, published_min, published_max) "
     "SELECT ?1, count(*), ifnull(sum(length(payload)), 0), min(published_at), max(published_at) "
     "FROM events WHERE offset BETWEEN ?2 AND ?3",
-    "DELETE FROM removed WHERE first BETWEEN ?2 AND ?3 AND ?1 >= 0",
 )
 _SEAL_DIGEST = "UPDATE blocks SET digest = ?2 WHERE block = ?1"
 
@@ -496,6 +496,15 @@ class Writer:
             self._sync_record()
         return begun
 
+    def is_undamaged(self, first: int, last: int) -> bool:
+        """Return whether no event of a range is damaged. Events that this process has stored need not be read again."""
+        return max(1, first) > self._opened_at or self._is_whole(first, min(last, self._opened_at))
+
+    @property
+    def sealed_block(self) -> int:
+        """The newest sealed block, or -1."""
+        return self._sealed
+
     @property
     def _sealed_until(self) -> int:
         return self._sealed * BLOCK + BLOCK - 1
@@ -537,13 +546,13 @@ class Writer:
         block = self._sealed + 1
         bounds = (block, block * BLOCK, block * BLOCK + BLOCK - 1)
         digest = (self.chain or self._begin()).of_block(block)
-        # Events that this process has stored need not be read again.
-        provable = max(1, bounds[1]) > self._opened_at or self._is_whole(bounds[1], min(bounds[2], self._opened_at))
+        provable = self.is_undamaged(*bounds[1:])
         with self._synchronizing("NORMAL"), transaction(self._connection):
             for statement in _SEAL:
                 self._connection.exec_driver_sql(statement, bounds)
             self._connection.exec_driver_sql(_SEAL_DIGEST, (block, digest))
             store_checksums(self._connection, block, provable)
+            drop_passed(self._connection, bounds[2])
         self._sealed = block
         self._identities.sealed_until = self._sealed_until
 

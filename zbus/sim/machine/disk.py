@@ -47,6 +47,9 @@ class Real(Protocol):
     def page(self, expected: Page, keys: KeySet, span: Span, limit: int, low_water: int) -> Page:
         """Return the page that the real log has in place of the expected one."""
 
+    def purged(self, keys: KeySet, removed: int) -> None:
+        """Purge some keys."""
+
     def claimed(self, name: str, keys: Sequence[str], start: int, lease: Lease) -> None:
         """Take the lease of a durable name."""
 
@@ -84,6 +87,7 @@ class Disk:
         self.digests = [bytes(8)]  # by offset: of all events up to it, removed ones included
         self.low_water = 0
         self.rows: list[Row] = []  # the first one has the offset after `low_water`
+        self.purged: set[int] = set()  # the offsets of those rows that were removed from the middle
         self.identities: dict[tuple[int, int], int] = {}
         self.removed: set[tuple[int, int]] = set()  # of events that retention removed: simulated time is too short
         self.cursors: dict[str, CursorState] = {}
@@ -124,7 +128,15 @@ class Disk:
     @property
     def size_bytes(self) -> int:
         """The size of the stored events."""
-        return sum([len(row.payload) + len(row.key) + 64 for row in self.rows])
+        return sum([len(row.payload) + len(row.key) + 64 for _, row in self.stored()])
+
+    def stored(self, after: int = 0, until: int | None = None) -> Iterator[tuple[int, Row]]:
+        """Yield the events after an offset up to another one, with their offsets."""
+        first = max(0, after - self.low_water)
+        last = None if until is None else max(0, until - self.low_water)
+        for offset, row in enumerate(self.rows[first:last], self.offset_of(first)):
+            if offset not in self.purged:
+                yield offset, row
 
     def store(self, rows: Sequence[Row]) -> tuple[Stored, list[Row], list[int]]:
         """Store the rows that are new. Returns the outcome, and the new rows with their offsets.
@@ -159,7 +171,7 @@ class Disk:
             new_offsets.append(head)
         self.rows += new
         self.digests += _digests(self.digests[-1], new)
-        if self.real is not None and self.low_water == 0:
+        if self.real is not None and self.low_water == 0 and not self.purged:
             self.real.stored(rows, offsets, repeated)
         elif self.real is not None and new:  # the real log still knows the identities of events that were removed
             self.real.stored(new, new_offsets, ())
@@ -170,15 +182,29 @@ class Disk:
     def trim(self, until: int) -> int:
         """Remove every event up to an offset. Returns how many."""
         number = min(max(0, until - self.low_water), len(self.rows))
-        if number:
-            self.on_removed(self.rows[:number])
-        for row in self.rows[:number]:
-            self.identities.pop((row.publisher_id, row.sequence), None)
-            self.removed.add((row.publisher_id, row.sequence))
+        gone = [row for _, row in self.stored(until=self.low_water + number)]
+        if gone:
+            self._removed(gone)
         del self.rows[:number]
         self.low_water += number
+        self.purged = {offset for offset in self.purged if offset > self.low_water}
         self.corrupt = {offset for offset in self.corrupt if offset > self.low_water}
         return number
+
+    def purge(self, is_unwanted: Callable[[int, Row], bool]) -> int:
+        """Remove events from the middle. Their offsets are not used again. Returns how many."""
+        gone = [(offset, row) for offset, row in self.stored() if is_unwanted(offset, row)]
+        if gone:
+            self._removed([row for _, row in gone])
+        self.purged.update(offset for offset, _ in gone)
+        self.corrupt -= self.purged
+        return len(gone)
+
+    def _removed(self, rows: Sequence[Row]) -> None:
+        self.on_removed(rows)
+        for row in rows:
+            self.identities.pop((row.publisher_id, row.sequence), None)
+            self.removed.add((row.publisher_id, row.sequence))
 
     def store_positions(self, changed: Mapping[str, int], sync: bool = False) -> None:
         """Store positions. New names are synced; the newest values of others may be lost in a power cut."""
@@ -239,6 +265,7 @@ class Disk:
         self.log_id, self.low_water = copy.log_id, copy.low_water
         self.incarnations, self.digests = list(copy.incarnations), list(copy.digests)
         self.rows, self.schemas, self.corrupt = list(copy.rows), list(copy.schemas), set(copy.corrupt)
+        self.purged = set(copy.purged)
         self.identities, self.cursors = dict(copy.identities), dict(copy.cursors)
         self.removed = set(copy.removed)
         self.positions, self._synced_positions = dict(copy.positions), dict(copy._synced_positions)

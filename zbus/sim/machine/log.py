@@ -26,7 +26,7 @@ from zbus.errors import (
 )
 from zbus.event import Event
 from zbus.keys import KeySet
-from zbus.observe.records import record_reason
+from zbus.observe.records import record, record_reason
 from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import (
     Appended,
@@ -38,6 +38,7 @@ from zbus.ports.log import (
     Outcome,
     Promise,
     ProxiedWrite,
+    Purged,
     Refused,
     Row,
     Schema,
@@ -69,6 +70,7 @@ class Retention(NamedTuple):
     events: int | None = None
     size_bytes: int | None = None
     ignore_cursors: bool = False
+    keys: tuple[tuple[str, float | None], ...] = ()  # ages of some keys, in place of `age_s`
 
 
 class Access:
@@ -210,6 +212,29 @@ class SimLog:
         """Raise `LogError`: a world copies a disk with its own actions."""
         raise LogError("a simulated log has no backups: copy its disk with the actions of the world")
 
+    def purge(self, keys: KeySet, progress: Callable[[int], None] | None = None) -> Purged:
+        """Remove all events of some keys, in one step."""
+        disk = self.disk
+        if self.read_only:
+            raise LogReadOnly(self.path)
+        with disk.lock:
+            self._access.check_running()
+            if not self._access.is_writable():
+                return Purged(0, disk.head)
+            behind = [
+                name
+                for name, cursor in sorted(disk.cursors.items())
+                if any(row.key in keys and row.key in KeySet(cursor.keys) for _, row in disk.stored(cursor.offset))
+            ]
+            removed = disk.purge(lambda _, row: row.key in keys)
+            if disk.real is not None:
+                disk.real.purged(keys, removed)
+            if progress is not None and removed:
+                progress(removed)
+            shown = {"path": self.path, "keys": list(keys.expressions), "durables": behind}
+            record("LOG_PURGED", logging.WARNING, events=removed, until=disk.head, **shown)
+            return Purged(removed, disk.head, tuple(behind))
+
     def append(self, rows: Sequence[Row], done: Appended, about: Any = None) -> None:
         """Queue rows for the next commit."""
         if self.read_only:
@@ -241,13 +266,14 @@ class SimLog:
             found: list[tuple[int, Row]] = []
             covered = after
             last = max(after, min(end, after + SCANNED_EVENTS))
-            for offset, row in enumerate(disk.rows[after - low_water : last - low_water], after + 1):
-                covered = offset
+            for offset, row in disk.stored(after, last):
                 if row.key in keys and _in_time(row, span):
                     found.append((offset, row))
                     if len(found) == limit:
+                        covered = offset
                         break
             else:
+                covered = last
                 if last == end and span.until is not None:
                     covered = max(covered, min(span.until, head))
             page = SimPage(found, covered, low_water, disk.corrupt.copy() if disk.corrupt else set())
@@ -287,11 +313,10 @@ class SimLog:
             until = head if span.until is None else min(span.until, head)
             if span.from_ns is None:
                 return span._replace(until=until)
-            first = max(span.after, low_water)
             after = head
-            for offset, row in enumerate(disk.rows[first - low_water :], first):
+            for offset, row in disk.stored(max(span.after, low_water)):
                 if row.published_at >= span.from_ns:
-                    after = offset
+                    after = self.before(offset)
                     break
             return span._replace(after=max(span.after, after), until=until)
 
@@ -420,26 +445,50 @@ class SimLog:
         rules, disk = self._retention, self.disk
         self._pruned_at = disk.head
         if rules is not None:
+            if rules.keys:
+                self._prune_by_key(rules)
             disk.trim(self._prunable(rules))
+
+    def _prune_by_key(self, rules: Retention) -> None:
+        """Remove events that are too old for their keys, from the middle."""
+        ages = {age_s for _, age_s in rules.keys if age_s is not None} | {rules.age_s or 0.0}
+        until = {age_s: self._held(rules, self._too_old_until(age_s)) for age_s in ages if age_s}
+        sets = [(KeySet([expression]), age_s) for expression, age_s in rules.keys]
+
+        def is_too_old(offset: int, row: Row) -> bool:
+            age_s = next((age_s for keys, age_s in sets if row.key in keys), rules.age_s)
+            return age_s is not None and offset <= until[age_s]
+
+        self.disk.purge(is_too_old)
+
+    def _too_old_until(self, age_s: float) -> int:
+        """Return the offset before the first event that is not older than this."""
+        cutoff = self._time_ns() - int(age_s * 1e9)
+        young = (offset for offset, row in self.disk.stored() if row.published_at >= cutoff)
+        return self.before(next(young, self.disk.head + 1))
+
+    def _held(self, rules: Retention, target: int) -> int:
+        """Reduce an offset to what cursors and a reader permit."""
+        if rules.ignore_cursors:
+            return target
+        held = [cursor.offset for cursor in self.disk.cursors.values()]
+        held += [] if self._reader is None else [self._reader[1]]
+        return max(self.disk.low_water, min([target, *held]))
 
     def _prunable(self, rules: Retention) -> int:
         """Return the offset up to which events may be removed."""
         disk = self.disk
-        target = disk.low_water
-        if rules.events is not None:
-            target = max(target, disk.head - rules.events)
-        if rules.age_s is not None:
-            cutoff = self._time_ns() - int(rules.age_s * 1e9)
-            young = next((at for at, row in enumerate(disk.rows) if row.published_at >= cutoff), len(disk.rows))
-            target = max(target, disk.low_water + young)
-        if rules.size_bytes is not None and disk.rows and disk.size_bytes > rules.size_bytes:
-            excess = (disk.size_bytes - rules.size_bytes) / (disk.size_bytes / len(disk.rows))
-            target = max(target, disk.low_water + min(len(disk.rows), int(excess) + 1))
-        if not rules.ignore_cursors and disk.cursors:
-            target = min(target, *[cursor.offset for cursor in disk.cursors.values()])
-        if not rules.ignore_cursors and self._reader is not None:
-            target = min(target, self._reader[1])
-        return max(target, disk.low_water)
+        target, stored = disk.low_water, [offset for offset, _ in disk.stored()]
+        if rules.events is not None and len(stored) > rules.events:
+            target = max(target, self.before(stored[-rules.events]))
+        if rules.age_s is not None and not rules.keys:
+            target = max(target, self._too_old_until(rules.age_s))
+        if rules.keys:  # what was removed completely
+            target = max(target, self.before(stored[0]) if stored else disk.head)
+        if rules.size_bytes is not None and stored and disk.size_bytes > rules.size_bytes:
+            excess = (disk.size_bytes - rules.size_bytes) / (disk.size_bytes / len(stored))
+            target = max(target, stored[min(len(stored), int(excess) + 1) - 1])
+        return self._held(rules, target)
 
     def _look(self) -> None:
         if self._access.is_closed or self._access.is_dead or self._watched is None:

@@ -103,6 +103,10 @@ class RealLog:
             self._report(f"a page after offset {span.after} has {len(wanted[0])} events, and others in the real log")
         return RealPage(events, expected.covered, expected.low_water)
 
+    def purged(self, keys: KeySet, removed: int) -> None:
+        """Purge some keys. Retention by key is simulated only: a world has no such setting."""
+        self._call("the number of purged events", lambda: self._log.purge(keys).removed, removed)
+
     # Cursors, positions and schemas, which are stored beside the events.
 
     def claimed(self, name: str, keys: Sequence[str], start: int, lease: Lease) -> None:
@@ -166,7 +170,8 @@ class RealLog:
                 after = page.covered
             cursors = {each.name: (each.offset, each.keys, each.owner) for each in self._log.cursors.list()}
             positions, schemas = self._log.positions.load(), list(self._log.schemas.load())
-        if not _equal(found, [row.event(event.offset) for row, event in zip(disk.rows, found, strict=False)]):
+        stored = [row.event(offset) for offset, row in disk.stored(after=disk.low_water)]
+        if not _equal(found, stored):
             self._report("its events differ from those of the real log after a restart")
         self._compare("the head after a restart", disk.head, head)
         wanted = {name: (each.offset, each.keys, None) for name, each in disk.cursors.items()}
@@ -178,8 +183,8 @@ class RealLog:
 
     def rebuild(self, disk: Disk) -> None:
         """Begin anew, because the disk was replaced by a copy. Retention must not have removed anything from that."""
-        if disk.low_water:
-            raise ConfigInvalid("logs", "a copy whose first events were removed cannot be put into a real log")
+        if disk.low_water or disk.purged:
+            raise ConfigInvalid("logs", "a copy from which events were removed cannot be put into a real log")
         self.close()
         self._path, self._is_closed = f"{self._path}-restored", False
         self._log = self._open()
