@@ -23,6 +23,7 @@ from sqlalchemy.schema import CreateTable
 from zbus.errors import LogDamaged
 
 from .database import PAGE_BYTES, transaction
+from .event_view import CREATE_VIEW
 
 BLOCK = 4096
 # The last offset of the newest sealed block, or -1. Events after it are found only by a scan.
@@ -218,11 +219,17 @@ def _add_lineage(connection: Connection) -> None:
     connection.exec_driver_sql("INSERT INTO incarnations VALUES (0, 0, 1, 0, '')")
 
 
+def _add_view(connection: Connection) -> None:
+    """Add the view for other programs, for version 4."""
+    connection.exec_driver_sql(CREATE_VIEW)
+
+
 # MIGRATIONS[n] upgrades a file from version n to n + 1. Never change a released migration: add another one.
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas, _add_lineage)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create, _add_schemas, _add_lineage, _add_view)
 VERSION = len(MIGRATIONS)
 SCHEMAS_SINCE = 2
 LINEAGE_SINCE = 3
+VIEW_SINCE = 4
 # The oldest version that can be read without a migration: its events have the same format.
 READABLE_SINCE = 1
 

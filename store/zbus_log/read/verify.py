@@ -21,13 +21,14 @@ from zbus_log.cold.tier import Cold
 from zbus_log.file.block_index import UNPROVABLE, BlockRow, block_rows, index_checksum
 from zbus_log.file.chain import check_block
 from zbus_log.file.database import make_engine, reading_errors, snapshot
+from zbus_log.file.event_view import CREATE_VIEW, VIEW
 from zbus_log.file.head_record import Head, read_record
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.key_table import KeyTable
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.file.removed import Removed, gaps_between, rows_between
 from zbus_log.file.rows import PAGE, check_rows, for_old_file
-from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, check_is_log, file_version, get_head, get_state
+from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, VIEW_SINCE, check_is_log, file_version, get_head, get_state
 
 PAGE_BYTES = 16 * 1024 * 1024
 
@@ -82,6 +83,8 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
             losses = [(int(first), int(last)) for first, last in found]
             if file_version(connection) >= LINEAGE_SINCE:
                 problems += _check_lineage(connection, head)
+            if file_version(connection) >= VIEW_SINCE:
+                problems += _check_view(connection)
             events = _Events(connection, losses, problems)
             low_water = state.low_water
             for block in range((low_water + 1) // BLOCK, head // BLOCK + 1):
@@ -238,6 +241,16 @@ class _Events:
                 found[publisher] = min(first, before[0]), max(last, before[1])
         if found != runs:
             self._problems.append(f"the sequences of {where} in the table of runs do not match their events")
+
+
+def _check_view(connection: Connection) -> list[str]:
+    """Compare the view with the one that this version creates: with another one, other programs see other events."""
+    found = connection.exec_driver_sql(
+        "SELECT sql FROM sqlite_schema WHERE type = 'view' AND name = ?", (VIEW,)
+    ).scalar()
+    if found is None:
+        return [f"the view {VIEW} is missing"]
+    return [] if bytes(found).decode(errors="replace") == CREATE_VIEW else [f"the view {VIEW} was changed"]
 
 
 def _check_lineage(connection: Connection, head: int) -> Iterator[str]:
