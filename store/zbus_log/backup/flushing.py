@@ -13,6 +13,8 @@ from typing import Self
 
 from zbus.util.run_id import inherit
 
+_flush = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
+
 
 class Flushing:
     """A thread that syncs a file whenever a part of it was written. The last part is left to the caller."""
@@ -48,5 +50,5 @@ class Flushing:
             if self._ended:
                 return
             with suppress(OSError):  # the last sync reports it
-                os.fdatasync(self._descriptor)
+                _flush(self._descriptor)
             self._synced.set()

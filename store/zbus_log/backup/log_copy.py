@@ -128,12 +128,12 @@ class LogCopy:
             with log_errors(self._source), engine.connect() as connection, snapshot(connection):
                 total = get_head(connection) - get_low_water(connection)
 
-                def copied(_: int, remaining: int, pages: int) -> None:
+                def copied(remaining: int, pages: int) -> None:
                     self._flushing.written()
                     self._check()
                     self._progress(total - total * remaining // max(1, pages), total)
 
-                _driver(connection).backup(_driver(target), pages=STEP_PAGES, progress=copied)
+                _driver(connection).copy_to(_driver(target), STEP_PAGES, copied)
         finally:
             engine.dispose()
         # The copy says that it has a write-ahead log, as the source does.

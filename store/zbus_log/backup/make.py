@@ -237,11 +237,11 @@ def _newest_block(path: Path) -> int:
         engine.dispose()
 
 
-def _schema(connection: Connection) -> list[bytes]:
-    return [bytes(each) for each in connection.exec_driver_sql(_SCHEMA).scalars()]
+def _schema(connection: Connection) -> list[str]:
+    return list(connection.exec_driver_sql(_SCHEMA).scalars())
 
 
-def _schema_of(path: Path) -> list[bytes]:
+def _schema_of(path: Path) -> list[str]:
     engine = readable(str(path))
     try:
         with log_errors(str(path)), engine.connect() as connection:

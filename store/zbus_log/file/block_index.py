@@ -24,7 +24,9 @@ KEY_ID_MAX = 1 << 31  # above this, an id is taken to be damaged
 PROVED_MAX = 1 << 20  # blocks that a process remembers
 
 _ids = msgspec.json.Decoder(list[int]).decode
-_INDEX = "SELECT group_concat(key, ','), group_concat(offsets, '') FROM by_key WHERE block = ?"
+_INDEX = """
+SELECT CAST(group_concat(key, ',') AS BLOB), CAST(group_concat(offsets, '') AS BLOB) FROM by_key WHERE block = ?
+"""
 _COUNT = "SELECT ifnull(sum(json_array_length(offsets)), 0) FROM by_key WHERE block = ?"
 _BLOCKS = """
 SELECT block, events, bytes, published_min, published_max, digest, index_checksum, checksum
@@ -81,8 +83,7 @@ def index_checksum(connection: Connection, block: int) -> int:
 
 def _read_index(connection: Connection, block: int) -> tuple[list[int], int]:
     """Return the ids of the keys of a block, and the checksum of its index."""
-    found = connection.exec_driver_sql(_INDEX, (block,)).one()
-    keys, offsets = (each.encode() if isinstance(each, str) else each or b"" for each in found)
+    keys, offsets = (each or b"" for each in connection.exec_driver_sql(_INDEX, (block,)).one())
     return _ids(b"[" + keys + b"]"), crc32(offsets, crc32(keys))
 
 

@@ -71,8 +71,8 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
         with reading_errors(path), engine.connect() as connection:
             check_is_log(connection, path)
             for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
-                if finding != b"ok":
-                    problems.append(f"SQLite: {finding.decode(errors='replace')}")
+                if finding != "ok":
+                    problems.append(f"SQLite: {finding}")
             with snapshot(connection):
                 state, head = get_state(connection), get_head(connection)
             found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
