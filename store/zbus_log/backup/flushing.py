@@ -13,8 +13,6 @@ from typing import Self
 
 from zbus.util.run_id import inherit
 
-_flush = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync
-
 
 class Flushing:
     """A thread that syncs a file whenever a part of it was written. The last part is left to the caller."""
@@ -50,5 +48,5 @@ class Flushing:
             if self._ended:
                 return
             with suppress(OSError):  # the last sync reports it
-                _flush(self._descriptor)
+                getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only fsync
             self._synced.set()
