@@ -33,7 +33,7 @@ WAITING = {"Alpine x86_64 (musl)": "eclipse-zenoh has no wheels for it"}
 
 
 class Result(NamedTuple):
-    """What pip found for a platform and a version of Python."""
+    """The result of one download, for a platform and a version of Python."""
 
     platform: str
     python: str

@@ -94,7 +94,7 @@ async def _sqlite(folder: Path) -> dict[str, Any]:
 
 
 def _open_files() -> dict[str, Any]:
-    """Return the limits of open files. They are None on Windows, which has none."""
+    """Return the limits of open files; None on Windows, which does not limit them."""
     try:
         import resource
     except ImportError:

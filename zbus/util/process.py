@@ -36,8 +36,8 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process with this id exists; True on Windows, where it is not known."""
-    if sys.platform == "win32":  # there, os.kill ends the process
+    """Return whether a process with this id exists. On Windows, it always returns True."""
+    if sys.platform == "win32":  # os.kill would end the process
         return True
     try:
         os.kill(pid, 0)
