@@ -206,6 +206,13 @@ def test_doctor_says_on_windows_that_a_log_does_not_work_there(tmp_path: Path) -
     assert "a log needs Linux or macOS" in done.stdout
 
 
+def test_a_command_that_runs_until_it_is_stopped_works_on_windows(tmp_path: Path) -> None:
+    code = "import asyncio; from zbus.cli.serving import serve; serve(asyncio.sleep(0.01)); print('served')"
+    done = on_windows("-c", code, folder=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+
+
 def test_looking_for_a_process_does_not_end_it_on_windows(tmp_path: Path) -> None:
     done = on_windows(
         "-c", "from zbus.util.process import is_alive; import os; print(is_alive(os.getpid()))", folder=tmp_path
