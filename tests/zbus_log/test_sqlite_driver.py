@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, Program
 
 from zbus.errors import LogDamaged, LogError
 from zbus_log.file import sqlite_driver
-from zbus_log.file.database import SQLITE_VERSION_MIN, log_errors, make_engine, roll_back, transaction
+from zbus_log.file.database import SQLITE_VERSION_MIN, changed_rows, log_errors, make_engine, roll_back, transaction
 
 
 @pytest.fixture
@@ -57,8 +57,10 @@ def test_rows_come_one_by_one_in_parts_and_all_together(connection: Connection) 
 def test_the_number_of_changed_rows_is_known(connection: Connection) -> None:
     connection.exec_driver_sql("INSERT INTO things VALUES (1, 'a'), (2, 'b')")
 
-    assert connection.exec_driver_sql("UPDATE things SET name = 'c'").rowcount == 2
-    assert connection.exec_driver_sql("DELETE FROM things WHERE id = 9").rowcount == 0
+    connection.exec_driver_sql("UPDATE things SET name = 'c'")
+    assert changed_rows(connection) == 2
+    connection.exec_driver_sql("DELETE FROM things WHERE id = 9")
+    assert changed_rows(connection) == 0
 
 
 @pytest.mark.parametrize(

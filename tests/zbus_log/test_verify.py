@@ -28,7 +28,8 @@ def damage(path: Path, statement: str) -> None:
     connection = sqlite_driver.connect(str(path))
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
-    assert connection.execute(statement).rowcount > 0
+    connection.execute(statement)
+    assert connection.changes() > 0
     connection.close()
 
 

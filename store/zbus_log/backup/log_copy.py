@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError
 from zbus_log.file.chain import digest_at
-from zbus_log.file.database import PAGE_BYTES, log_errors, make_engine, snapshot, transaction
+from zbus_log.file.database import PAGE_BYTES, changed_rows, log_errors, make_engine, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water
 from zbus_log.read.reader import readable
@@ -185,9 +185,10 @@ class LogCopy:
 
     def _copy_events(self, target: Connection, after: int, until: int) -> int:
         """Copy some events. Call it in a transaction. Raises `LogDamaged` if one is missing. Returns `until`."""
-        found = target.exec_driver_sql(
+        target.exec_driver_sql(
             "INSERT INTO main.events SELECT * FROM source.events WHERE offset > ? AND offset <= ?", (after, until)
-        ).rowcount
+        )
+        found = changed_rows(target)
         if target.exec_driver_sql("SELECT low_water FROM source.state").scalar_one() > after:
             raise _Overtaken
         lost = target.exec_driver_sql(

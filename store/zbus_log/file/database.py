@@ -305,6 +305,12 @@ def free_pages(connection: Connection) -> None:
     driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
 
 
+def changed_rows(connection: Connection) -> int:
+    """Return how many rows the last statement that writes has changed."""
+    driver: Any = connection.connection.dbapi_connection
+    return int(driver.changes())
+
+
 def roll_back(connection: Connection) -> None:
     """Roll back the open transaction, if any: SQLite has ended it already after some errors."""
     driver: Any = connection.connection.dbapi_connection

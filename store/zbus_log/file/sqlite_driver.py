@@ -50,11 +50,7 @@ class Cursor(apsw.Cursor):
 
     description: Any = None  # the property of apsw raises after the last row
     arraysize = 1
-
-    @property
-    def rowcount(self) -> int:
-        """How many rows the last statement that writes has changed."""
-        return self.connection.changes()
+    rowcount = -1  # not known without another call, which each commit would make: see `changed_rows` in `database`
 
     @property
     def lastrowid(self) -> int:
