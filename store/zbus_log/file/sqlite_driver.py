@@ -7,7 +7,7 @@ the others. The alternatives:
 - pysqlite3 has no wheels for Linux arm64 and macOS x86_64. There pip builds it with the system's SQLite.
 - The `sqlite3` of the interpreter has the system's SQLite too: 3.40 on Debian 12. Before 3.51.3, commits can be lost if
   two connections write or checkpoint a file at the same moment. A log has one writer, but its cursors have several.
-  Versions before 3.51 also lack `jsonb_each`, which the log uses.
+  The log also uses `jsonb_each` (since 3.51) and `ORDER BY` in aggregates, without which 3.40 opens no log.
 
 Two SQLite libraries in one process must never open the same file: POSIX locks belong to the process, so the locks of
 one library are lost when the other one closes the file. Therefore code and tests that open a file of a log in a process
