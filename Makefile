@@ -7,13 +7,14 @@ READY  := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: help demo demo-pipeline test java browser system screenshots reference check bench sim faults lock clean
+.PHONY: help demo demo-pipeline test java browser system screenshots reference check platforms bench sim faults lock clean
 
 help:
 	@echo "make demo    run an embedded bus for about ten seconds; installs only the packages that it needs"
 	@echo "make demo-pipeline    run the Spark jobs on a log of 200,000 events; writes a report to zbus-pipeline-demo/"
 	@echo "make test    run the whole test suite, in about eight minutes"
 	@echo "make check   check formatting, lint rules, types and import directions"
+	@echo "make platforms    show for which platforms every dependency of the core has a wheel; downloads about 240 MB"
 	@echo "make bench   run the benchmarks against their peers; writes benchmarks/results/"
 	@echo "make sim     run the scenarios of the simulator with 2,000 seeds, in about four minutes; SEEDS=A:B runs others"
 	@echo "make faults  run the long fault tests: 20,000 seeds of the simulator, 200 x kill -9 and more"
@@ -88,6 +89,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+platforms: $(READY)
+	$(BIN)/python tests/support/platforms.py
 
 bench: system
 	$(BIN)/python benchmarks/run.py

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 OPTIONAL = ("nats", "zmq", "moka_py", "pyspark", "starlette", "prometheus_client")
-HEAVY = ("zenoh", "sqlalchemy", "pydantic", "pysqlite3")
+HEAVY = ("zenoh", "sqlalchemy", "pydantic", "apsw")
 ZENOH_SETTINGS = {
     "mode": '"peer"',
     "listen/endpoints": "[]",
@@ -106,12 +106,12 @@ def zbus_idle(log: str) -> dict[str, Any]:
 
 def bare_idle(path: str) -> dict[str, Any]:
     """Measure the memory of a bare zenoh session with a bare SQLite file."""
-    import pysqlite3
+    import apsw
     import zenoh  # noqa: F401
 
     libraries = rss_mb()
     with _bare_session():
-        connection = pysqlite3.connect(path, isolation_level=None)
+        connection = apsw.Connection(path)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("CREATE TABLE events (offset INTEGER PRIMARY KEY, payload BLOB)")
         connection.execute("INSERT INTO events (payload) VALUES (x'')")

@@ -185,15 +185,15 @@ def folder() -> Iterator[Path]:
 
 def zbus_versions() -> dict[str, str]:
     """Return the versions of zbus and its libraries."""
-    import pysqlite3
-
     names = {"zbus": "zbus-mesh", "eclipse-zenoh": "eclipse-zenoh", "sqlalchemy": "sqlalchemy"}
-    return {name: version(distribution) for name, distribution in names.items()} | sqlite_versions(pysqlite3)
+    return {name: version(distribution) for name, distribution in names.items()} | sqlite_versions()
 
 
-def sqlite_versions(module: Any) -> dict[str, str]:
+def sqlite_versions() -> dict[str, str]:
     """Return the versions of the driver and of SQLite."""
-    return {"pysqlite3": version("pysqlite3"), "sqlite": module.sqlite_version}
+    import apsw
+
+    return {"apsw": version("apsw"), "sqlite": apsw.sqlite_lib_version()}
 
 
 def zenoh_versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Bare pysqlite3 as the peer: a file with the log's schema and settings, and rows built in advance."""
+"""Bare apsw as the peer: a file with the log's schema and settings, and rows built in advance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
+import apsw
 from _harness import PAYLOAD
 
 from zbus_log import SqliteLog
@@ -23,7 +23,7 @@ BareRow = tuple[int, int, int, int, int, int, None, bytes]
 def bare_file(path: Path) -> Iterator[Any]:
     """Open the only connection to an empty log: WAL, synchronous=FULL, the same page size."""
     SqliteLog(str(path)).close(5.0)
-    connection = pysqlite3.connect(str(path), isolation_level=None)
+    connection = apsw.Connection(str(path))
     try:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA journal_size_limit=67108864")

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 from _harness import (
     Measurement,
     Row,
@@ -114,7 +113,7 @@ def _idle(sizes: Sizes) -> Row:
         rounds=found,
         target=TARGET_IDLE_MB,
         target_is="zbus at most",
-        versions={"zbus": zbus_versions(), "peer": zenoh_versions() | sqlite_versions(pysqlite3)},
+        versions={"zbus": zbus_versions(), "peer": zenoh_versions() | sqlite_versions()},
         children=also,
     )
 

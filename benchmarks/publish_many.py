@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import _sqlite
-import pysqlite3
 from _harness import (
     PAYLOAD,
     Measurement,
@@ -49,10 +48,10 @@ def rows(sizes: Sizes) -> list[Row]:
             "publish_many",
             "`publish_many` in batches of 1,000 vs. a bare `executemany` into the same schema",
             unit="events/s",
-            peer_name="pysqlite3",
+            peer_name="apsw",
             rounds=found,
             target=TARGET,
-            versions={"zbus": zbus_versions(), "peer": sqlite_versions(pysqlite3)},
+            versions={"zbus": zbus_versions(), "peer": sqlite_versions()},
             durations="of one batch of 1,000",
             events=batches * BATCH,
             zbus_all_in_one_call=at_once,

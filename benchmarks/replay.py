@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import _nats
-import pysqlite3
+import apsw
 from _harness import (
     PAYLOAD,
     Measurement,
@@ -56,10 +56,10 @@ def _against_scan(log: Path, events: int, rounds: int) -> Row:
         "replay",
         "replay to `Event` objects vs. a bare sqlite3 scan of the same rows",
         unit="events/s",
-        peer_name="pysqlite3",
+        peer_name="apsw",
         rounds=alternate(rounds, _ours(log, events), lambda: scan(log, events)),
         target=TARGET_SCAN,
-        versions={"zbus": zbus_versions(), "peer": sqlite_versions(pysqlite3)},
+        versions={"zbus": zbus_versions(), "peer": sqlite_versions()},
         events=events,
     )
 
@@ -115,7 +115,7 @@ async def measure_zbus(log: Path, events: int) -> Measurement:
 
 def scan(log: Path, events: int) -> Measurement:
     """Measure rows per second through the bare driver."""
-    connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
+    connection = apsw.Connection(str(log), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         for _ in connection.execute("SELECT * FROM events LIMIT ?", (BATCH,)):
             pass

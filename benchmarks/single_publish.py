@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import _sqlite
-import pysqlite3
 from _harness import (
     PAYLOAD,
     Measurement,
@@ -47,11 +46,11 @@ def rows(sizes: Sizes) -> list[Row]:
             "single_publish",
             "one publisher awaiting each, p50, vs. a bare single-row commit with fsync",
             unit="µs",
-            peer_name="pysqlite3",
+            peer_name="apsw",
             rounds=found,
             target=TARGET,
             target_is="ratio at most",
-            versions={"zbus": zbus_versions(), "peer": sqlite_versions(pysqlite3)},
+            versions={"zbus": zbus_versions(), "peer": sqlite_versions()},
             events=events,
         )
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from time import perf_counter_ns
 
-import pysqlite3
+import apsw
 from _harness import Measurement, Row, Sizes, alternate, compare, folder, run_one, sqlite_versions
 from _spark import fill, spark, spark_versions
 
@@ -36,11 +36,11 @@ def rows(sizes: Sizes) -> list[Row]:
             "spark_rollup",
             "time of a rollup per key and minute vs. the same in plain SQL on SQLite",
             unit="s",
-            peer_name="pysqlite3",
+            peer_name="apsw",
             rounds=found,
             target=TARGET,
             target_is="ratio at most",
-            versions={"zbus": spark_versions(), "peer": sqlite_versions(pysqlite3)},
+            versions={"zbus": spark_versions(), "peer": sqlite_versions()},
             events=events,
         )
     ]
@@ -57,7 +57,7 @@ def roll_up(log: Path, events: int) -> Measurement:
 
 def in_sql(log: Path, events: int) -> Measurement:
     """Measure the seconds of the query."""
-    connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
+    connection = apsw.Connection(str(log), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         begin = perf_counter_ns()
         found = connection.execute(SQL).fetchall()

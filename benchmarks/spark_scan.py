@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-import pysqlite3
+import apsw
 from _harness import Measurement, Row, Sizes, alternate, compare, folder, run_one, sqlite_versions
 from _spark import KEYS, fill, scanned, spark, spark_versions
 
@@ -42,10 +42,10 @@ def rows(sizes: Sizes) -> list[Row]:
                 "spark_scan",
                 "scan of a log into Spark, 2 partitions, vs. a plain sqlite3 iteration",
                 unit="events/s",
-                peer_name="pysqlite3",
+                peer_name="apsw",
                 rounds=alternate(rounds, whole, lambda: iterate(log, events)),
                 target=TARGET_SQLITE,
-                versions={"zbus": versions, "peer": sqlite_versions(pysqlite3)},
+                versions={"zbus": versions, "peer": sqlite_versions()},
                 events=events,
             ),
             compare(
@@ -98,7 +98,7 @@ def read_parquet(path: str, events: int) -> Measurement:
 
 def iterate(log: Path, events: int) -> Measurement:
     """Measure rows per second through the bare driver, each with the name of its key."""
-    connection = pysqlite3.connect(f"file:{log}?mode=ro", uri=True)
+    connection = apsw.Connection(str(log), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         begin = perf_counter_ns()
         seen = 0

@@ -78,6 +78,13 @@ def _load(group: str, name: str, field: str) -> Any:
     try:
         return found[name].load()
     except ImportError as error:
-        extra = name.partition("+")[0]
-        reason = f"{name!r} needs {error.name}, which is missing: pip install 'zbus-mesh[{extra}]'"
-        raise ConfigInvalid(field, reason) from error
+        raise ConfigInvalid(field, f"{name!r} {missing(error, name.partition('+')[0])}") from error
+
+
+def missing(error: ImportError, extra: str | None) -> str:
+    """Return the end of a sentence that says which module something needs, and how to get it from `extra`."""
+    name = error.name.partition(".")[0] if error.name else str(error)
+    if name in sys.stdlib_module_names:
+        return f"needs {name}, which Python does not have on this platform"
+    how = f"pip install 'zbus-mesh[{extra}]'" if extra else "zbus doctor prints the line that installs it"
+    return f"needs {name}, which is missing: {how}"

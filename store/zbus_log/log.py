@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pysqlite3
 from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogReadOnly
@@ -38,6 +37,7 @@ from zbus.util.backoff import Backoff
 from zbus.util.process import on_fork
 from zbus.util.renamed import Renamed
 from zbus.util.run_id import inherit
+from zbus_log.file import sqlite_driver
 
 from .backup.make import make_backup
 from .cold.tier import Cold
@@ -417,7 +417,7 @@ class SqliteLog:
             "synchronous": self._synchronous,
             "incarnation": f"{self.lineage.current.id:x}",
             "checkpoint_failures": 0 if self._writer is None else self._writer.checkpoint_failures,
-            "sqlite": pysqlite3.sqlite_version,
+            "sqlite": sqlite_driver.sqlite_version,
         }
 
     def close(self, timeout_s: float) -> None:

@@ -114,7 +114,7 @@ def preview(path: str, keys: KeySet, cold: str | None = None) -> Preview:
                 values,
             ).all()
         # The statement for many keys lets through some that do not match.
-        listed = [(bytes(row[0]).decode(), *row[1:]) for row in found]
+        listed = [tuple(row) for row in found]
         matching = [row for row in listed if row[0] in keys]
         behind = [each.name for each in cursors.list() if _lacks(each, matching)]
         return Preview(

@@ -11,7 +11,7 @@ from zbus.ports.log import Cursor
 from zbus.util.renamed import renamed_arguments
 
 from .file.chain import keep_leaves
-from .file.database import free_pages, transaction
+from .file.database import changed_rows, free_pages, transaction
 from .file.removed import drop_passed, has_removed, removed_after
 from .file.tables import BLOCK, SEALED_UNTIL, get_low_water, get_state, set_state
 from .write import removed_identities
@@ -105,7 +105,8 @@ def trim_step(connection: Connection, target: int, dedup_s: float = 0.0, offload
         removed_identities.remember(connection, removed_identities.UP_TO, until, dedup_s)
         in_tier = max(get_state(connection).offloaded_until, min(until, offloaded_until))
         set_state(connection, low_water=until, offloaded_until=in_tier)
-        gone = connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,)).rowcount
+        connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,))
+        gone = changed_rows(connection)
         # Remove the index rows of complete blocks too. The newest one stays, because it shows how far sealing is.
         newest_sealed = connection.exec_driver_sql("SELECT ifnull(max(block), -1) FROM blocks").scalar_one()
         whole = min((until + 1) // BLOCK, max(0, newest_sealed))

@@ -5,7 +5,7 @@ write-ahead log is never pinned. Each page checks the low-water mark in its own 
 part of the page, that is an error rather than fewer rows.
 
 ADBC includes its own copy of SQLite. Two copies in one process undo each other's locks on a file, so the one that
-plans (pysqlite3) and the one that reads never open the log in the same process: Spark uses a process for each.
+plans (apsw) and the one that reads never open the log in the same process: Spark uses a process for each.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _check_complete(connection: AdbcConnection, page: list[pa.RecordBatch], afte
 def _check_not_open(path: str) -> None:
     """Raise `LogError` if another copy of SQLite in this process has the file open."""
     file = os.stat(path)  # noqa: PTH116 - as the descriptors
-    for descriptor in Path("/proc/self/fd").iterdir() if Path("/proc/self/fd").is_dir() else ():
+    for descriptor in Path("/dev/fd").iterdir():
         with suppress(OSError, ValueError):
             if os.path.samestat(file, os.fstat(int(descriptor.name))):
                 raise LogError(f"{path} is open in this process: read it with Spark or in another process")

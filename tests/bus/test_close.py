@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 import pytest
 from fake_log import History
 from inside import bus_over, node_of
 
 import zbus
 from zbus import plugins
+from zbus_log.file import sqlite_driver
 
 TIMEOUT_S = 0.5
 LIMIT_S = 1.5  # a busy machine may add a second
@@ -38,7 +38,7 @@ def written(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]
 @contextmanager
 def write_lock(path: str) -> Iterator[None]:
     """Hold the write lock of an SQLite file, as a process does that hangs in the middle of a write."""
-    connection = pysqlite3.connect(path, isolation_level=None)
+    connection = sqlite_driver.connect(path)
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

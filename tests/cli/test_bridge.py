@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from inside import node_of
 from nats_support import NatsServer, nats_server
 
 import zbus
+from zbus_log.file import sqlite_driver
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_what_waits_in_the_log_of_a_killed_bridge_reaches_plain_programs_w
 
 def sent(log: Path, label: str) -> int:
     """The position of a link as it is on disk."""
-    with closing(sqlite3.connect(f"file:{log}-cursors?mode=ro", uri=True)) as connection:
+    with closing(sqlite_driver.connect(f"file:{log}-cursors?mode=ro")) as connection:
         names = f"out/%/{label}"
         found = connection.execute("SELECT max(position) FROM positions WHERE name LIKE ?", [names]).fetchone()[0]
         return int(found or 0)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cli_processes import Commands
 import zbus
 from zbus.cli.java import JAVA_INSTALL
 from zbus.cli.render.values import parse_age, parse_position, parse_size, parse_start
+from zbus_log.file import sqlite_driver
 
 WAIT_S = 30.0
 COMMAND = [sys.executable, "-m", "zbus"]
@@ -316,7 +318,7 @@ def test_doctor_reports_versions_the_disk_and_what_is_missing(tmp_path: Path) ->
 
     assert found["zbus"] == zbus.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"eclipse-zenoh", "msgspec", "pydantic", "pysqlite3", "sqlalchemy", "typer"} <= found["libraries"].keys()
+    assert {"eclipse-zenoh", "msgspec", "pydantic", "apsw", "sqlalchemy", "typer"} <= found["libraries"].keys()
     assert all(found["libraries"].values())
     assert found["sqlite"]["ok"]
     assert found["sqlite"]["version"]
@@ -403,7 +405,7 @@ def test_a_command_without_its_library_prints_the_exact_line_that_installs_it(
         [sys.executable, "-c", WITHOUT, library, *command], capture_output=True, text=True, timeout=60
     )
 
-    reported = f"zbus: {command[0]}: it needs {library}, which is not installed: pip install 'zbus-mesh[{extra}]'\n"
+    reported = f"zbus: {command[0]}: it needs {library}, which is missing: pip install 'zbus-mesh[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", reported)
 
 
@@ -528,11 +530,8 @@ def test_a_file_that_is_no_log_is_one_line_and_never_a_traceback(tmp_path: Path,
     elif what == "text":
         path.write_text("hello\n" * 1000)
     else:
-        import sqlite3
-
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite_driver.connect(path)) as connection:
             connection.execute("CREATE TABLE somebody_elses (x)")
-        connection.close()
 
     for command in (["pub", "a/b", "x", "--log"], ["sub", "a/b", "--timeout", "1", "--log"]):
         done = run(*command, path)

@@ -79,7 +79,7 @@ from zbus.cli.app import run
 code = run(sys.argv[1:])
 print(json.dumps([code, *sys.modules]), file=sys.stderr)
 """
-SLOW = {"adbc_driver_manager", "nats", "pandas", "pyarrow", "pyspark", "pysqlite3", "sqlalchemy", "starlette"}
+SLOW = {"adbc_driver_manager", "nats", "pandas", "pyarrow", "pyspark", "apsw", "sqlalchemy", "starlette"}
 SLOW |= {"strawberry", "uvicorn", "zenoh", "zmq"}
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 import pytest
 from inside import node_of
 from mesh_fakes import recorded
@@ -17,6 +16,7 @@ import zbus
 from zbus.deliver.acknowledgements import Acknowledgements
 from zbus.errors import LogError
 from zbus.util.runtime import REAL
+from zbus_log.file import sqlite_driver
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def bus(log_path: Path) -> AsyncIterator[zbus.Bus]:
 
 def give_the_lease_to_another(log_path: Path, name: str) -> None:
     """As if another process had claimed the name after somebody removed the folder of leases."""
-    connection = pysqlite3.connect(f"{log_path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{log_path}-cursors")
     connection.execute("UPDATE cursors SET token = 'of another' WHERE name = ?", (name,))
     connection.close()
 
@@ -84,7 +84,7 @@ async def test_closing_a_subscription_whose_lease_is_lost_leaves_it_to_the_new_h
         await anext(subscription)
         give_the_lease_to_another(log_path, "billing")
 
-    connection = pysqlite3.connect(f"{log_path}-cursors")
+    connection = sqlite_driver.connect(f"{log_path}-cursors")
     assert connection.execute("SELECT name, token FROM cursors").fetchall() == [("billing", "of another")]
     connection.close()
 

@@ -144,11 +144,11 @@ async def test_replay_to_live_of_some_keys_under_load_misses_none_and_repeats_no
 
 
 async def store_with_a_corrupt_event(log_path: Path, offset: int) -> None:
-    import pysqlite3
+    from zbus_log.file import sqlite_driver
 
     async with zbus.open(log_path) as bus:
         await (await bus.publisher("a/x")).publish_many([b"%d" % n for n in range(5)])
-    connection = pysqlite3.connect(log_path)
+    connection = sqlite_driver.connect(log_path)
     connection.execute("DROP TRIGGER events_are_not_updated")
     connection.execute("UPDATE events SET payload = x'00' WHERE offset = ?", (offset,))
     connection.commit()

@@ -120,7 +120,7 @@ def test_the_parts_import_each_other_in_one_direction_only() -> None:
     assert re.search(r"[1-9]\d* kept, 0 broken", checked.stdout), checked.stdout
 
 
-LATE = ["zenoh", "sqlalchemy", "pysqlite3", "pydantic", "pydantic_settings", "typer", "rich", "zbus_cache", "zbus_log"]
+LATE = ["zenoh", "sqlalchemy", "apsw", "pydantic", "pydantic_settings", "typer", "rich", "zbus_cache", "zbus_log"]
 OPTIONAL = [
     "nats",
     "zmq",

@@ -25,7 +25,7 @@ from pathlib import Path
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ZBUS_")}
 PACKAGES = ("zbus", "zbus_log", "zbus_zenoh")
-LIBRARIES = ("pysqlite3.dbapi2", "sqlalchemy.dialects.sqlite.pysqlite", "rich.progress", "rich.table")
+LIBRARIES = ("apsw", "sqlalchemy.dialects.sqlite.base", "rich.progress", "rich.table")
 TRACING = "zbus.observe.tracing"  # what it imports changes what a program sees: it is left to the program
 CALL_BYTES = 1 << 16
 

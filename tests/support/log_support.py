@@ -9,11 +9,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pysqlite3
-
 from zbus import BusConfig
 from zbus.ports.log import AppendResult, Row, Stored
 from zbus_log import SqliteLog, open_log
+from zbus_log.file import sqlite_driver
 
 
 def append(log: SqliteLog, rows: list[Row], deadline_s: float = 20.0) -> list[int]:
@@ -49,7 +48,7 @@ def wait_until(condition: Callable[[], object], deadline_s: float = 20.0) -> Non
 
 def raw(path: str | Path) -> Any:
     """A connection of our own to the file, that knows nothing of the log's."""
-    return pysqlite3.connect(str(path), isolation_level=None)
+    return sqlite_driver.connect(str(path))
 
 
 def ask(path: str | Path, request: str) -> Any:

@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from nats_support import NatsServer
+
+from zbus_log.file import sqlite_driver
 
 CALL_S = 60.0
 CHILD = Path(__file__).with_name("mesh_child.py")
@@ -114,7 +115,7 @@ class Node:
 
     def positions(self) -> dict[str, int]:
         """How far this node is with others, as its files say."""
-        with closing(sqlite3.connect(f"file:{self.log}-cursors?mode=ro", uri=True)) as connection:
+        with closing(sqlite_driver.connect(f"file:{self.log}-cursors?mode=ro")) as connection:
             return dict(connection.execute("SELECT name, position FROM positions"))
 
     @property

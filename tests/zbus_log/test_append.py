@@ -6,13 +6,13 @@ import logging
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import msgspec
-import pysqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +24,7 @@ from zbus.errors import ConfigInvalid, LogError, LogLocked, LogReadOnly, LogWrit
 from zbus.keys import KeySet
 from zbus.ports.log import Refused, Row, Span, Stored, Unknown
 from zbus_log import Rules, SqliteLog, open_log
+from zbus_log.file import sqlite_driver
 from zbus_log.file.database import PAGE_BYTES, WAL_BYTES
 from zbus_log.file.tables import BLOCK
 
@@ -404,7 +405,7 @@ def test_stored_events_cannot_be_updated_or_deleted(path: str, log: SqliteLog) -
         "DELETE FROM events WHERE offset = 5",
         "DELETE FROM events",
     ):
-        with pytest.raises(pysqlite3.IntegrityError, match="append-only"):
+        with pytest.raises(sqlite_driver.Error, match="append-only"):
             connection.execute(statement)
     connection.close()
 
@@ -414,9 +415,9 @@ def test_stored_events_cannot_be_updated_or_deleted(path: str, log: SqliteLog) -
 def test_the_table_is_strict_about_its_types(path: str, log: SqliteLog) -> None:
     connection = raw(path)
 
-    with pytest.raises(pysqlite3.IntegrityError, match="cannot store TEXT value in INTEGER column"):
+    with pytest.raises(sqlite_driver.Error, match="cannot store TEXT value in INTEGER column"):
         connection.execute("INSERT INTO events VALUES (1, 'one', 0, 0, 1, 0, NULL, X'')")
-    with pytest.raises(pysqlite3.IntegrityError, match="cannot store TEXT value in BLOB column"):
+    with pytest.raises(sqlite_driver.Error, match="cannot store TEXT value in BLOB column"):
         connection.execute("INSERT INTO events VALUES (1, 1, 0, 0, 1, 0, NULL, 'text')")
     connection.close()
 
@@ -448,15 +449,15 @@ def test_the_writer_syncs_as_much_as_the_durability_promises(path: str, durabili
 def test_a_sqlite_that_loses_commits_is_refused_with_the_line_that_helps(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pysqlite3, "sqlite_version_info", (3, 51, 2))
-    monkeypatch.setattr(pysqlite3, "sqlite_version", "3.51.2")
+    monkeypatch.setattr(sqlite_driver, "sqlite_version_info", (3, 51, 2))
+    monkeypatch.setattr(sqlite_driver, "sqlite_version", "3.51.2")
 
     with pytest.raises(ConfigInvalid) as caught:
         open_log(BusConfig(log=path))
 
     assert caught.value.field == "log"
     assert "3.51.2" in caught.value.reason
-    assert "pip install --upgrade pysqlite3" in caught.value.reason
+    assert "pip install --force-reinstall --only-binary=apsw 'apsw>=3.51.3'" in caught.value.reason
     assert not Path(path).exists()
 
 
@@ -468,7 +469,7 @@ def test_the_write_ahead_log_has_its_length_from_the_start(path: str, log: Sqlit
     append(log, [row(1, sequence) for sequence in range(1, 500)])
 
     assert length == Path(f"{path}-wal").stat().st_size >= WAL_BYTES
-    with pysqlite3.connect(f"file:{path}?mode=ro", uri=True) as other:
+    with closing(sqlite_driver.connect(f"file:{path}?mode=ro")) as other:
         assert other.execute("SELECT count(*) FROM events").fetchone() == (500,)
 
 
@@ -479,7 +480,7 @@ def test_a_commit_that_fails_and_cannot_be_looked_up_has_an_unknown_outcome(
     writer = log._owner
 
     def fail(*_: object) -> None:
-        raise pysqlite3.OperationalError("the disk does not answer")
+        raise sqlite_driver.Error("the disk does not answer")
 
     monkeypatch.setattr(writer, "_insert", fail)
     monkeypatch.setattr(writer._identities, "forget", fail)
@@ -496,7 +497,7 @@ def test_a_commit_that_fails_and_was_looked_up_is_refused(log: SqliteLog, monkey
     append(log, [row(1, 0)])
 
     def fail(*_: object) -> None:
-        raise pysqlite3.OperationalError("not now")
+        raise sqlite_driver.Error("not now")
 
     monkeypatch.setattr(log._owner, "_insert", fail)
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -535,7 +536,7 @@ def test_a_failed_commit_is_not_acknowledged_for_the_event_of_another_writer(
 ) -> None:
     def fail(*_: object) -> None:
         store_as_another_writer(path, offset=1)
-        raise pysqlite3.OperationalError("not now")
+        raise sqlite_driver.Error("not now")
 
     monkeypatch.setattr(log._owner, "_insert", fail)
     answers: SimpleQueue[Any] = SimpleQueue()
@@ -616,7 +617,7 @@ def test_a_writer_that_ends_after_close_gave_up_frees_the_log(path: str) -> None
     log = open_log(BusConfig(log=path))
     append(log, [row(1, 0)])
     answers: SimpleQueue[Any] = SimpleQueue()
-    other = pysqlite3.connect(path, isolation_level=None)
+    other = sqlite_driver.connect(path)
     other.execute("BEGIN IMMEDIATE")
     log.append([row(1, 1)], answers.put, None)
     log.close(0.2)

@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 import pytest
 from cli_processes import Commands
 
 import zbus
+from zbus_log.file import sqlite_driver
 
 WAIT_S = 30.0
 COMMAND = [sys.executable, "-m", "zbus", "log"]
@@ -64,7 +64,7 @@ def acknowledge(log_path: Path, name: str, offset: int) -> None:
 
 def damage(log_path: Path, *statements: str) -> None:
     """Change the file as a bad disk would: past the triggers that keep it append-only."""
-    connection = pysqlite3.connect(str(log_path))
+    connection = sqlite_driver.connect(str(log_path))
     for trigger in ("events_are_not_updated", "events_are_not_deleted"):
         connection.execute(f"DROP TRIGGER {trigger}")
     for statement in statements:

@@ -12,11 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pysqlite3
 import pytest
 from log_support import append, wait_until
 from mesh_fakes import recorded
@@ -25,6 +25,7 @@ from zbus import BusConfig
 from zbus.errors import CursorError, LogError, ZbusError
 from zbus.ports.log import Row
 from zbus_log import SqliteLog, open_log
+from zbus_log.file import sqlite_driver
 
 DATA = Path(__file__).parents[1] / "data" / "v1"
 HOLDER = """
@@ -59,7 +60,7 @@ def positions(log: SqliteLog) -> dict[str, int]:
 
 def stored(path: Path, name: str) -> int:
     """The position on disk, seen by a connection that knows nothing of ours."""
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{path}-cursors")
     try:
         return int(connection.execute("SELECT offset FROM cursors WHERE name = ?", (name,)).fetchone()[0])
     finally:
@@ -133,7 +134,7 @@ def test_a_position_survives_a_restart(path: Path) -> None:
 def test_close_stores_what_was_advanced_before_it(path: Path) -> None:
     log = open_log(BusConfig(log=str(path)))
     token = claim(log, "worker")
-    blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    blocker = sqlite_driver.connect(f"{path}-cursors")
     blocker.execute("BEGIN IMMEDIATE")
     log.cursors.advance("worker", token, 5)
     wait_until(lambda: not log.cursors._pending)  # the cursors' thread has taken it, and waits
@@ -210,7 +211,7 @@ def test_the_name_of_a_killed_process_can_be_claimed_before_its_parent_looked(
 
 def test_a_lease_does_not_depend_on_a_process_id(path: Path, log: SqliteLog, holder: subprocess.Popen[str]) -> None:
     """A process in another container has an id that means nothing here, or that another process has here."""
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{path}-cursors")
     for pid in (0x7FFFFFFF, os.getpid()):
         connection.execute("UPDATE cursors SET owner_pid = ?", (pid,))
         with pytest.raises(CursorError, match=f"process {pid} holds its lease"):
@@ -263,7 +264,7 @@ def test_closing_a_log_ends_its_leases(path: Path, log: SqliteLog) -> None:
 
 def test_a_claim_that_fails_leaves_no_lease(path: Path, log: SqliteLog) -> None:
     log.cursors.release("worker", claim(log, "worker", 4))
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{path}-cursors")
     connection.execute("CREATE TRIGGER full BEFORE UPDATE ON cursors BEGIN SELECT RAISE(ABORT, 'full'); END")
 
     with pytest.raises(LogError, match="full"):
@@ -344,7 +345,7 @@ def test_every_done_is_called_once(log: SqliteLog) -> None:
 
 def test_many_advances_share_few_transactions(path: Path, log: SqliteLog) -> None:
     token = claim(log, "worker")
-    keeper = pysqlite3.connect(f"{path}-cursors")  # while it is open, the write-ahead log is not removed
+    keeper = sqlite_driver.connect(f"{path}-cursors")  # while it is open, the write-ahead log is not removed
     keeper.execute("SELECT * FROM cursors").fetchall()
 
     for offset in range(1, 20_000):
@@ -427,7 +428,7 @@ def test_of_two_positions_in_one_store_only_the_one_whose_lease_is_held_is_kept(
 
 def test_a_position_that_cannot_be_stored_is_reported_and_stored_later(path: Path, log: SqliteLog) -> None:
     token = claim(log, "worker")
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{path}-cursors")
     connection.execute("ALTER TABLE cursors RENAME TO elsewhere")
 
     with pytest.raises(LogError):
@@ -440,7 +441,7 @@ def test_a_position_that_cannot_be_stored_is_reported_and_stored_later(path: Pat
 
 def test_a_position_that_cannot_be_stored_is_not_tried_without_a_pause(path: Path, log: SqliteLog) -> None:
     token = claim(log, "worker")
-    connection = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    connection = sqlite_driver.connect(f"{path}-cursors")
     connection.execute("ALTER TABLE cursors RENAME TO elsewhere")
     before = time.process_time()
 
@@ -466,7 +467,7 @@ def test_a_released_name_is_at_its_last_position_already(path: Path, log: Sqlite
 
 def test_a_release_waits_for_a_position_that_is_being_stored(path: Path, log: SqliteLog) -> None:
     token = claim(log, "worker")
-    blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    blocker = sqlite_driver.connect(f"{path}-cursors")
     blocker.execute("BEGIN IMMEDIATE")  # another process is storing a position of its own
     log.cursors.advance("worker", token, 5)
     wait_until(lambda: not log.cursors._pending)  # the cursors' thread has taken it, and waits
@@ -557,7 +558,7 @@ def test_an_unknown_name_is_neither_reset_nor_deleted(log: SqliteLog) -> None:
 
 
 def columns(path: Path) -> list[str]:
-    connection = pysqlite3.connect(f"{path}-cursors")
+    connection = sqlite_driver.connect(f"{path}-cursors")
     found = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('cursors')")]
     connection.close()
     return found
@@ -636,7 +637,7 @@ def test_a_file_that_was_replaced_gets_the_positions_of_this_process(path: Path,
     log.cursors.release("other", other)
     token = claim(log, "worker", 3)
     copy = path.parent / "copy"
-    with pysqlite3.connect(f"{path}-cursors") as connection:
+    with closing(sqlite_driver.connect(f"{path}-cursors")) as connection:
         connection.execute("VACUUM INTO ?", (str(copy),))
     advance(log, "worker", token, 7)
     remove(path)
@@ -690,7 +691,7 @@ def test_a_claim_that_waits_for_a_lock_does_not_keep_others_from_storing_positio
     def wait(_: float) -> None:
         nonlocal waits
         waits += 1
-        with pysqlite3.connect(f"{path}-cursors", timeout=0, isolation_level=None) as connection:
+        with closing(sqlite_driver.connect(f"{path}-cursors", timeout_s=0)) as connection:
             connection.execute("BEGIN IMMEDIATE")
 
     monkeypatch.setattr("zbus_log.file.name_locks.sleep", wait)
@@ -703,7 +704,7 @@ def test_a_claim_that_waits_for_a_lock_does_not_keep_others_from_storing_positio
 
 def test_a_release_that_cannot_be_stored_still_ends_the_lease(path: Path, log: SqliteLog) -> None:
     token = claim(log, "worker")
-    blocker = pysqlite3.connect(f"{path}-cursors", isolation_level=None)
+    blocker = sqlite_driver.connect(f"{path}-cursors")
     blocker.execute("ALTER TABLE cursors RENAME TO hidden")
 
     with pytest.raises(LogError, match="no such table"):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-import pysqlite3
 import pytest
 from cold_support import epoch_of, write_segment
 from log_support import append, ask, wait_until
@@ -18,6 +17,7 @@ from zbus.errors import LogError
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import Cold, Rules, SqliteLog, open_log, verify
+from zbus_log.file import sqlite_driver
 from zbus_log.file.manifest import ColdDamaged
 from zbus_log.file.tables import BLOCK
 
@@ -33,10 +33,11 @@ def row(sequence: int) -> Row:
 
 def change(path: Path | str, statement: str) -> None:
     """Change a file behind its back, as a bad disk would."""
-    connection = pysqlite3.connect(str(path), isolation_level=None)
+    connection = sqlite_driver.connect(str(path))
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
-    assert connection.execute(statement).rowcount > 0
+    connection.execute(statement)
+    assert connection.changes() > 0
     connection.close()
 
 

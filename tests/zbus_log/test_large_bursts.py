@@ -10,7 +10,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pysqlite3
 import pytest
 from log_support import append, ask, offsets_of
 
@@ -19,6 +18,7 @@ from zbus import BusConfig
 from zbus.errors import LogError
 from zbus.ports.log import Row
 from zbus_log import SqliteLog, open_log
+from zbus_log.file import sqlite_driver
 from zbus_log.file.rows import size_of, split_rows
 
 # 128 events of 8 MiB, which share one object. The peak of the memory is compared with the one before.
@@ -112,7 +112,7 @@ def test_of_an_append_in_several_statements_nothing_is_stored_if_one_fails(
 
     def fail_third(*given: Any) -> Any:
         if len(statements) == 2:
-            raise pysqlite3.OperationalError("not now")
+            raise sqlite_driver.Error("not now")
         return encode(*given)
 
     monkeypatch.setattr(writer, "encode_rows", fail_third)

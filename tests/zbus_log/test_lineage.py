@@ -13,7 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pysqlite3
 import pytest
 from log_support import append, ask, opened, raw, wait_until
 
@@ -23,7 +22,7 @@ from zbus.keys import KeySet
 from zbus.ports.lineage import Incarnation, Lineage
 from zbus.ports.log import Row, Span, Stored, Unknown
 from zbus_log import SqliteLog, open_log, verify
-from zbus_log.file import incarnations, tables
+from zbus_log.file import incarnations, sqlite_driver, tables
 from zbus_log.file.head_record import _SLOT, _SLOTS_AT, _WITHOUT_INCARNATION, read_record
 from zbus_log.file.tables import VERSION
 
@@ -230,7 +229,7 @@ def _events(log: SqliteLog) -> list[tuple[int, str, bytes]]:
 def test_a_migration_that_fails_changes_nothing(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(connection: Any) -> None:
         tables._add_lineage(connection)
-        raise pysqlite3.OperationalError("the disk is gone")
+        raise sqlite_driver.Error("the disk is gone")
 
     with monkeypatch.context() as patched:
         patched.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS[: tables.LINEAGE_SINCE - 1], fail))
@@ -346,7 +345,7 @@ def test_no_event_is_stored_before_the_incarnation_that_stores_it(path: Path, mo
 
     def add_if(connection: Any, begun: Incarnation) -> None:
         if fail:
-            raise pysqlite3.OperationalError("the disk is busy")
+            raise sqlite_driver.Error("the disk is busy")
         add(connection, begun)
 
     monkeypatch.setattr("zbus_log.write.writer.add_incarnation", add_if)

@@ -118,7 +118,7 @@ def test_a_condition_is_true_for_every_key_that_matches(path: Path, expression: 
     engine, condition = readable(str(path)), condition_of(KeySet([expression]))
     with engine.connect() as connection:
         found = connection.exec_driver_sql(f"SELECT key FROM keys WHERE {condition.sql}", condition.values).scalars()
-        chosen = {key.decode() for key in found}
+        chosen = set(found)
     engine.dispose()
 
     expected = {key for key in names() if matches(expression, key)}

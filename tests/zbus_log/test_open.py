@@ -19,7 +19,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
-import pysqlite3
 import pytest
 from log_support import append, offsets_of, opened
 
@@ -28,6 +27,7 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogLocked, ZbusErro
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import open_log
+from zbus_log.file import sqlite_driver
 from zbus_log.file.database import log_errors, make_engine, transaction
 from zbus_log.file.head_record import _SLOT, _SLOTS_AT, owner_pid, read_record
 from zbus_log.file.tables import MIGRATIONS, VERSION
@@ -325,7 +325,7 @@ def test_a_torn_slot_of_the_head_record_leaves_the_older_one(path: Path, tmp_pat
 
 def test_events_that_are_missing_in_the_middle_of_the_end_are_noticed(path: Path) -> None:
     write(path, 0, 10)
-    connection = pysqlite3.connect(str(path), isolation_level=None)
+    connection = sqlite_driver.connect(str(path))
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
     connection.execute("DELETE FROM events WHERE offset IN (4, 5)")
@@ -377,7 +377,7 @@ def test_how_far_the_send_queue_was_is_known_after_a_restart(path: Path) -> None
 
 
 def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:
-    connection = pysqlite3.connect(str(path))
+    connection = sqlite_driver.connect(str(path))
     connection.execute("CREATE TABLE mine (x)")
     connection.close()
     before = path.read_bytes()
@@ -389,7 +389,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_alone(path: Path) -> No
 
 
 def test_a_refused_file_has_no_new_files_beside_it(path: Path, tmp_path: Path) -> None:
-    connection = pysqlite3.connect(str(path))
+    connection = sqlite_driver.connect(str(path))
     connection.execute("CREATE TABLE mine (x)")
     connection.close()
 
@@ -410,7 +410,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, read_o
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_log_of_a_newer_version_is_refused(path: Path, read_only: bool) -> None:
     write(path, 0, 3)
-    connection = pysqlite3.connect(str(path), isolation_level=None)
+    connection = sqlite_driver.connect(str(path))
     connection.execute(f"PRAGMA user_version={VERSION + 1}")
     connection.close()
 
@@ -487,7 +487,7 @@ def test_nothing_stays_open_after_close(path: Path) -> None:
 
 
 def schema(path: Path) -> list[tuple[str, str]]:
-    connection = pysqlite3.connect(str(path))
+    connection = sqlite_driver.connect(str(path))
     found = connection.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name").fetchall()
     connection.close()
     return [(name, " ".join(sql.split())) for name, sql in found]
@@ -505,7 +505,7 @@ def test_a_log_of_each_older_version_is_brought_to_this_one(path: Path, version:
 
     assert write(path, 0, 3) == [1, 2, 3]
     assert read(path) == [1, 2, 3]
-    raw = pysqlite3.connect(str(path))
+    raw = sqlite_driver.connect(str(path))
     assert raw.execute("PRAGMA user_version").fetchone() == (VERSION,)
     raw.close()
 

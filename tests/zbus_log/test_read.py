@@ -56,7 +56,8 @@ def damage(path: str, statement: str) -> None:
     connection = raw(path)
     for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
         connection.execute(f"DROP TRIGGER {name}")
-    assert connection.execute(statement).rowcount > 0
+    connection.execute(statement)
+    assert connection.changes() > 0
     connection.close()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pysqlite3
 import pytest
 from log_support import append
 
@@ -14,6 +13,7 @@ from zbus.errors import LogDamaged, LogReadOnly
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Schema, Span
 from zbus_log import open_log, verify
+from zbus_log.file import sqlite_driver
 
 DATA = Path(__file__).parents[1] / "data"
 ONE = Schema("shop/*/created", 1, "strict", "ab12", {"type": "object", "title": "Ü"}, 1_700_000_000_000_000_000)
@@ -89,7 +89,7 @@ def test_a_schema_that_was_damaged_on_disk_is_named(log_path: Path) -> None:
     log = open_log(BusConfig(log=str(log_path)))
     log.schemas.store(ONE)
     log.close(5)
-    raw = pysqlite3.connect(str(log_path))
+    raw = sqlite_driver.connect(str(log_path))
     raw.execute("UPDATE schemas SET schema = '{'")
     raw.commit()
     raw.close()

@@ -152,8 +152,9 @@ def test_an_unknown_column_is_rejected_with_a_list_of_columns(name: str) -> None
 
 
 HOLD = """
-import sys, pysqlite3
-held = pysqlite3.connect(sys.argv[1], isolation_level=None)
+import sys
+from zbus_log.file import sqlite_driver
+held = sqlite_driver.connect(sys.argv[1])
 held.execute("PRAGMA locking_mode=EXCLUSIVE")
 held.execute("BEGIN IMMEDIATE")
 held.execute("COMMIT")

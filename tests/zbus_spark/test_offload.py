@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pysqlite3
 import pytest
 from log_support import wait_until
 from spark_support import spark
@@ -25,6 +24,7 @@ import zbus
 from zbus.errors import ConfigInvalid, EventCorrupt, LogDamaged, LogError, LogTrimmed, ZbusError
 from zbus_log import Rules, prune
 from zbus_log.cold.tier import Cold
+from zbus_log.file import sqlite_driver
 from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.cli import app
 from zbus_spark.jobs.offload import Offloaded, offload
@@ -288,7 +288,7 @@ def test_a_log_that_cannot_be_offloaded_is_one_clear_error_and_nothing_is_writte
 ) -> None:
     other = make_log(tmp_path / "other.db", 10)
     newer = make_log(tmp_path / "newer.db", 10)
-    connection = pysqlite3.connect(str(newer), isolation_level=None)
+    connection = sqlite_driver.connect(str(newer))
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     (tmp_path / "file").touch()

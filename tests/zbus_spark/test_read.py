@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 import pytest
 from spark_support import spark
 from tier_support import NIGHT_NS, SEGMENT_EVENTS, hot, make_log, rows
@@ -17,6 +16,7 @@ from zbus.errors import ConfigInvalid, LogDamaged, LogTrimmed
 from zbus.keys import KeySet
 from zbus_log import Rules, prune
 from zbus_log.cold.tier import Cold
+from zbus_log.file import sqlite_driver
 from zbus_log.file.manifest import ColdDamaged
 from zbus_spark.columns import SCHEMA
 from zbus_spark.failures import SparkFailed, spark_errors
@@ -175,7 +175,7 @@ def test_a_log_that_cannot_be_read_is_one_clear_error(trimmed: tuple[Path, list[
     log, _ = trimmed
     other = make_log(tmp_path / "other.db", 10)
     newer = make_log(tmp_path / "newer.db", 10)
-    connection = pysqlite3.connect(str(newer), isolation_level=None)
+    connection = sqlite_driver.connect(str(newer))
     connection.execute("PRAGMA user_version = 99")
     connection.close()
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pysqlite3
 import pytest
 from contract_keys import EXPRESSIONS, KEYS
 from reading_child import Reading
@@ -24,6 +23,7 @@ from zbus.errors import LogError, ZbusError
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, put
+from zbus_log.file import sqlite_driver
 from zbus_spark import SparkFailed, local, spark_errors
 from zbus_spark.columns import RAW, SCHEMA, Columns
 
@@ -75,7 +75,7 @@ def test_every_column_is_what_a_replay_gives(shop: Path) -> None:
 
 
 def test_internal_columns_are_returned_on_request(shop: Path) -> None:
-    stored = pysqlite3.connect(f"file:{shop}?mode=ro", uri=True)
+    stored = sqlite_driver.connect(f"file:{shop}?mode=ro")
     rows = stored.execute("SELECT offset, key, checksum, headers FROM events ORDER BY offset").fetchall()
     stored.close()
 
@@ -287,7 +287,7 @@ def test_two_kinds_of_sqlite_never_open_a_log_in_one_process(log_path: Path) -> 
 
 def make_newer(log: Path) -> None:
     write_log(log, [("a/b", b"")])
-    connection = pysqlite3.connect(str(log))
+    connection = sqlite_driver.connect(str(log))
     connection.execute("PRAGMA user_version=99")
     connection.close()
 
@@ -357,7 +357,7 @@ def test_an_event_that_is_missing_is_an_error_that_names_it(shop: Path, tmp_path
     log = tmp_path / "app.db"
     for suffix in ("", "-head"):
         shutil.copyfile(f"{shop}{suffix}", f"{log}{suffix}")
-    connection = pysqlite3.connect(str(log), isolation_level=None)
+    connection = sqlite_driver.connect(str(log))
     connection.execute("DROP TRIGGER events_are_not_deleted")
     connection.execute("DELETE FROM events WHERE offset = 1234")
     connection.close()

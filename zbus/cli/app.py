@@ -14,6 +14,7 @@ import typer.main
 
 import zbus
 from zbus.errors import ConfigInvalid
+from zbus.plugins import missing
 
 from .apps import Group, new_app
 from .bench.command import bench
@@ -140,10 +141,7 @@ def _load(point: EntryPoint) -> Any:
 
 
 def _not_installed(name: str, error: ImportError) -> ConfigInvalid:
-    missing = error.name.partition(".")[0] if error.name else str(error)
-    extra = EXTRAS.get(name)
-    how = f"pip install 'zbus-mesh[{extra}]'" if extra else "zbus doctor prints the line that installs it"
-    return ConfigInvalid(name, f"it needs {missing}, which is not installed: {how}")
+    return ConfigInvalid(name, f"it {missing(error, EXTRAS.get(name))}")
 
 
 def _stand_in(error: ConfigInvalid) -> typer.Typer:

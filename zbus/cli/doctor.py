@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
-import resource
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -18,6 +16,7 @@ from rich.table import Table
 import zbus
 from zbus.errors import ZbusError
 from zbus.introspection import of
+from zbus.util.atomic_file import fsync
 
 from .bench.quantiles import quantile
 from .failures import ERROR
@@ -50,7 +49,6 @@ def doctor(
 def examine(folder: Path) -> dict[str, Any]:
     """Return everything that the command prints."""
     required, extras = _requirements()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
         "zbus": zbus.__version__,
         "python": platform.python_version(),
@@ -59,7 +57,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "sqlite": run(_sqlite(folder)),
         "configuration": _configuration(),
         "fsync": {"folder": str(folder.resolve())} | measure_fsync(folder),
-        "open_files": {"soft": soft, "hard": hard, "ok": soft >= OPEN_FILES_MIN or soft < 0},
+        "open_files": _open_files(),
         "java": _java(),
         "extras": {extra: _extra(extra, names) for extra, names in extras.items()},
     }
@@ -73,7 +71,7 @@ def measure_fsync(folder: Path) -> dict[str, float]:
         while len(taken_ns) < FSYNCS_MAX and (not taken_ns or time.monotonic() < deadline):
             file.write(bytes(4096))
             begun = time.perf_counter_ns()
-            os.fsync(file.fileno())
+            fsync(file.fileno())
             taken_ns.append(time.perf_counter_ns() - begun)
     return {"us_p50": quantile(taken_ns, 0.5) / 1000, "us_p99": quantile(taken_ns, 0.99) / 1000}
 
@@ -93,6 +91,16 @@ async def _sqlite(folder: Path) -> dict[str, Any]:
     except (ZbusError, OSError) as error:
         return {"version": None, "ok": False, "reason": str(error), "promise": None}
     return {"version": diagnostics["sqlite"], "ok": True, "reason": "", "promise": promise}
+
+
+def _open_files() -> dict[str, Any]:
+    """Return the limits of open files; None on Windows, which does not limit them."""
+    try:
+        import resource
+    except ImportError:
+        return {"soft": None, "hard": None, "ok": True}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {"soft": soft, "hard": hard, "ok": soft >= OPEN_FILES_MIN or soft < 0}
 
 
 def _configuration() -> dict[str, Any]:
@@ -154,7 +162,8 @@ def _table(found: dict[str, Any]) -> Table:
         table.add_row("guarantees of a log here", _promise(**sqlite["promise"]), "")
     table.add_row("configuration", "ok" if configuration["ok"] else "invalid", configuration["reason"])
     table.add_row(f"fsync in {fsync['folder']}", f"p50 {fsync['us_p50']:,.0f} µs, p99 {fsync['us_p99']:,.0f} µs", "")
-    table.add_row("open files", f"{files['soft']:,}", "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")
+    soft = "no limit" if files["soft"] is None else f"{files['soft']:,}"
+    table.add_row("open files", soft, "" if files["ok"] else f"ulimit -n {OPEN_FILES_MIN}")
     java = found["java"]
     state = "missing" if java["version"] is None else f"{java['version']}{' ok' if java['ok'] else ', too old'}"
     table.add_row("Java, only for the extra spark", state, "" if java["ok"] else java["install"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -29,5 +30,6 @@ async def _until_terminated(coroutine: Coroutine[Any, Any, None]) -> None:
             stopping = True
             task.cancel()
 
-    loop.add_signal_handler(signal.SIGTERM, end)
+    if sys.platform != "win32":  # it has no SIGTERM; Ctrl-C works there too
+        loop.add_signal_handler(signal.SIGTERM, end)
     await coroutine

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -35,7 +36,9 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process with this id exists."""
+    """Return whether a process with this id exists. On Windows, it always returns True."""
+    if sys.platform == "win32":  # os.kill would end the process
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -86,11 +86,6 @@ def find_info(path: Path) -> BackupInfo | None:
                 reason = f"{str(path)!r} has format {version}, but this zbus reads up to {FORMAT}: upgrade zbus"
                 raise ConfigInvalid("backup", reason)
             row = connection.exec_driver_sql(f"SELECT {', '.join(BackupInfo._fields)} FROM {INFO}").one()
-            return BackupInfo(*row)._replace(log=_text(row.log), zbus=_text(row.zbus))
+            return BackupInfo(*row)
     finally:
         engine.dispose()
-
-
-def _text(value: bytes | str) -> str:
-    """Return text, which a read-only connection returns as bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -48,5 +48,5 @@ class Flushing:
             if self._ended:
                 return
             with suppress(OSError):  # the last sync reports it
-                os.fdatasync(self._descriptor)
+                getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only fsync
             self._synced.set()

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError
 from zbus_log.file.chain import digest_at
-from zbus_log.file.database import PAGE_BYTES, log_errors, make_engine, snapshot, transaction
+from zbus_log.file.database import PAGE_BYTES, changed_rows, log_errors, make_engine, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.removed import cut_removed
 from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water, get_state, set_state
@@ -134,12 +134,12 @@ class LogCopy:
             with log_errors(self._source), engine.connect() as connection, snapshot(connection):
                 total = get_head(connection) - get_low_water(connection)
 
-                def copied(_: int, remaining: int, pages: int) -> None:
+                def copied(remaining: int, pages: int) -> None:
                     self._flushing.written()
                     self._check()
                     self._progress(total - total * remaining // max(1, pages), total)
 
-                _driver(connection).backup(_driver(target), pages=STEP_PAGES, progress=copied)
+                _driver(connection).copy_to(_driver(target), STEP_PAGES, copied)
         finally:
             engine.dispose()
         # The copy says that it has a write-ahead log, as the source does.
@@ -194,9 +194,10 @@ class LogCopy:
 
     def _copy_events(self, target: Connection, after: int, until: int) -> int:
         """Copy some events. Call it in a transaction. Raises `LogDamaged` if one is missing. Returns `until`."""
-        found = target.exec_driver_sql(
+        target.exec_driver_sql(
             "INSERT INTO main.events SELECT * FROM source.events WHERE offset > ? AND offset <= ?", (after, until)
-        ).rowcount
+        )
+        found = changed_rows(target)
         if target.exec_driver_sql("SELECT low_water FROM source.state").scalar_one() > after:
             raise _Overtaken
         tables = ("main.losses", "source.removed") if self._has_removed else ("main.losses",)

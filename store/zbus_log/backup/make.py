@@ -250,11 +250,11 @@ def _removals(path: str | Path) -> int:
         engine.dispose()
 
 
-def _schema(connection: Connection) -> list[bytes]:
-    return [bytes(each) for each in connection.exec_driver_sql(_SCHEMA).scalars()]
+def _schema(connection: Connection) -> list[str]:
+    return list(connection.exec_driver_sql(_SCHEMA).scalars())
 
 
-def _schema_of(path: Path) -> list[bytes]:
+def _schema_of(path: Path) -> list[str]:
     engine = readable(str(path), has_record=False)
     try:
         with log_errors(str(path)), engine.connect() as connection:

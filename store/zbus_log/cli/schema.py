@@ -227,6 +227,6 @@ def _keys(log: Path) -> list[str]:
     engine = make_engine(str(log), read_only=True)
     try:
         with log_errors(str(log)), engine.connect() as connection:
-            return [key.decode() if isinstance(key, bytes) else key for key in connection.scalars(select(keys.c.key))]
+            return list(connection.scalars(select(keys.c.key)))
     finally:
         engine.dispose()

@@ -22,7 +22,10 @@ UNPROVABLE = -1  # the index checksum of a block with damaged events
 PROVED_MAX = 1 << 20  # blocks that a process remembers
 
 # `CROSS JOIN` keeps the order of the keys.
-_INDEX = "SELECT group_concat(keys.key || offsets) FROM by_key CROSS JOIN keys ON keys.id = by_key.key WHERE block = ?"
+_INDEX = """
+SELECT CAST(group_concat(keys.key || offsets) AS BLOB) FROM by_key CROSS JOIN keys ON keys.id = by_key.key
+WHERE block = ?
+"""
 _COUNT = "SELECT ifnull(sum(json_array_length(offsets)), 0) FROM by_key WHERE block = ?"
 _BLOCKS = """
 SELECT block, events, bytes, published_min, published_max, digest, index_checksum, checksum
@@ -74,8 +77,7 @@ def block_rows(connection: Connection, first: int, last: int) -> list[BlockRow]:
 
 def index_checksum(connection: Connection, block: int) -> int:
     """Return the checksum of the index of a block."""
-    found = connection.exec_driver_sql(_INDEX, (block,)).scalar_one()
-    return crc32(found.encode() if isinstance(found, str) else found or b"")
+    return crc32(connection.exec_driver_sql(_INDEX, (block,)).scalar_one() or b"")
 
 
 def store_checksums(connection: Connection, block: int, provable: bool) -> None:

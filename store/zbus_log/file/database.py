@@ -1,4 +1,4 @@
-"""SQLite connections for the log: SQLAlchemy over pysqlite3, a version check, and the mapping of errors."""
+"""SQLite connections for the log: their settings, a version check, and the mapping of errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +16,17 @@ from typing import Any
 from urllib.parse import quote
 from weakref import WeakSet
 
-import pysqlite3
+import apsw
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, NoResultFound
 from sqlalchemy.pool import NullPool, QueuePool
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError, LogFull, LogWriterFailed
+from zbus.util.atomic_file import fsync
 from zbus.util.malformed import MALFORMED
 from zbus.util.process import on_fork
+
+from . import sqlite_driver
 
 # Older versions lose commits when two connections write and checkpoint (the WAL-reset bug).
 SQLITE_VERSION_MIN = (3, 51, 3)
@@ -35,25 +39,25 @@ _BUSY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 10, 11, 13, 14, 26
 
 def check_version() -> None:
     """Raise `ConfigInvalid` if this SQLite can lose commits."""
-    if pysqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
+    if sqlite_driver.sqlite_version_info < SQLITE_VERSION_MIN:
         needed = ".".join(map(str, SQLITE_VERSION_MIN))
         raise ConfigInvalid(
             "log",
-            f"SQLite {pysqlite3.sqlite_version} can lose commits; {needed} or later is needed: "
-            "pip install --upgrade pysqlite3",
+            f"apsw has SQLite {sqlite_driver.sqlite_version}, which can lose commits; {needed} or later is needed. The "
+            f"wheels of apsw contain one: python -m pip install --force-reinstall --only-binary=apsw 'apsw>={needed}'",
         )
 
 
-class _SqliteConnection(pysqlite3.Connection):  # type: ignore[misc]  # pysqlite3 has no types
+class _SqliteConnection(sqlite_driver.Connection):
     """A connection that only the process that opened it closes: closing one removes locks and the write-ahead log."""
 
     path: str
     is_inherited = False
 
-    def close(self) -> None:
+    def close(self, force: bool = False) -> None:
         """Close the connection, unless it was inherited from a parent process."""
         if not self.is_inherited:
-            super().close()
+            super().close(force)
             _files.closed(self)
 
 
@@ -81,14 +85,8 @@ class _OpenFiles:
                 f"{path} was open in process {parent} when it forked this process, which therefore cannot use it; "
                 "this call changed nothing. Start processes with 'spawn', or open the log after forking"
             )
-        connection: _SqliteConnection = pysqlite3.connect(
-            uri,
-            uri=True,
-            isolation_level=None,
-            timeout=LOCK_WAIT_S,
-            check_same_thread=False,
-            factory=_SqliteConnection,
-        )
+        connection = _SqliteConnection(uri)
+        connection.set_busy_timeout(int(LOCK_WAIT_S * 1000))
         connection.path = path
         self._connections.add(connection)
         return connection
@@ -123,7 +121,7 @@ _files = _OpenFiles()
 def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL") -> Engine:
     """Return an engine in autocommit mode: this package begins and ends each transaction explicitly.
 
-    A read-only engine pools a few connections and returns text as bytes, which pages need.
+    A read-only engine pools a few connections.
     """
     check_version()
     uri = f"file:{quote(path)}?mode={'ro' if read_only else 'rwc'}"
@@ -132,8 +130,7 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
         return _files.connect(path, uri)
 
     engine = create_engine(
-        "sqlite://",
-        module=pysqlite3,
+        "sqlite+zbus://",
         creator=connect,
         poolclass=QueuePool if read_only else NullPool,
         pool_reset_on_return=None,
@@ -145,8 +142,10 @@ def make_engine(path: str, *, read_only: bool = False, synchronous: str = "FULL"
     def configure(connection: Any, _: Any) -> None:
         connection.execute(f"PRAGMA synchronous={synchronous}")
         connection.execute("PRAGMA journal_size_limit=67108864")
-        if read_only:
-            connection.text_factory = bytes
+        connection.execute("PRAGMA temp_store=MEMORY")
+        if sys.platform == "darwin":  # where fsync alone leaves commits in the cache of the disk
+            connection.execute("PRAGMA fullfsync=ON")
+            connection.execute("PRAGMA checkpoint_fullfsync=ON")
 
     _files.add_engine(engine)
     return engine
@@ -166,7 +165,7 @@ def lengthen_wal(path: str) -> None:
         length = file.seek(0, os.SEEK_END)
         while length < WAL_BYTES:
             length += file.write(bytes(min(1 << 20, WAL_BYTES - length)))
-        os.fsync(file.fileno())
+        fsync(file.fileno())
 
 
 @contextmanager
@@ -188,7 +187,7 @@ def reading_errors(path: str) -> Iterator[None]:
         raise LogDamaged(path, f"it contains a malformed value ({type(error).__name__}: {error})") from error
 
 
-SQLITE_ERRORS = (DBAPIError, pysqlite3.Error)
+SQLITE_ERRORS = (DBAPIError, apsw.Error, UnicodeDecodeError)  # the last one: text of a damaged file
 _MALFORMED = (*MALFORMED, TypeError, ValueError, OverflowError, struct.error, NoResultFound)
 
 
@@ -197,9 +196,16 @@ def as_log_error(path: str, error: Exception, writing: bool) -> LogError:
     return _map_error(path, error.orig if isinstance(error, DBAPIError) else error, writing)
 
 
+def _code(error: Any) -> int:
+    """Return the extended result code of an error of SQLite; 0 if it has none."""
+    return getattr(error, "extendedresult", None) or 0
+
+
 def _map_error(path: str, error: Any, writing: bool) -> LogError:
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    if isinstance(error, UnicodeDecodeError):
+        return LogDamaged(path, "it contains text that is not UTF-8")
+    code = _code(error)
+    name = apsw.mapping_extended_result_codes.get(code) or apsw.mapping_result_codes.get(code) or type(error).__name__
     if code & 0xFF == _FULL:
         return LogFull(path)
     if code & 0xFF == _IOERR and writing:
@@ -262,8 +268,7 @@ class SharedWrites:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
                 break
             except DBAPIError as error:
-                code = getattr(error.orig, "sqlite_errorcode", None) or 0
-                if code & 0xFF != _BUSY or time.monotonic() >= min(give_up, self._end):
+                if _code(error.orig) & 0xFF != _BUSY or time.monotonic() >= min(give_up, self._end):
                     raise
         with _committing(connection):
             yield
@@ -286,7 +291,7 @@ def find_damage(path: str) -> list[str]:
     engine = make_engine(path, read_only=True)
     try:
         with log_errors(path), engine.connect() as connection:
-            found = [bytes(each).decode() for each in connection.exec_driver_sql("PRAGMA integrity_check").scalars()]
+            found = connection.exec_driver_sql("PRAGMA integrity_check").scalars().all()
             return [f"{path}: {each}" for each in found if each != "ok"]
     except LogError as error:
         return [str(error)]
@@ -298,6 +303,12 @@ def free_pages(connection: Connection) -> None:
     """Give the free pages back to the file system."""
     driver: Any = connection.connection.dbapi_connection
     driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
+
+
+def changed_rows(connection: Connection) -> int:
+    """Return how many rows the last statement that writes has changed."""
+    driver: Any = connection.connection.dbapi_connection
+    return int(driver.changes())
 
 
 def roll_back(connection: Connection) -> None:

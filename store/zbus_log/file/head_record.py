@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.errors import LogDamaged, LogLocked
+from zbus.util.atomic_file import fsync
 from zbus.util.process import boot_id, is_running, on_fork
 
 RESERVE = 1 << 20
@@ -127,7 +128,7 @@ class HeadRecord:
 
     def sync(self) -> None:
         """Write the record to disk."""
-        os.fsync(self._fd)
+        fsync(self._fd)
 
     def close(self) -> None:
         """Sync, release the ownership, and close. Closes in any case: the lock ends with it."""

@@ -52,9 +52,9 @@ WHERE keys.key != given.value ->> 1 OR events.payload != substr(?2, given.value 
 SIZE = "SELECT ifnull(sum(length(payload) + ifnull(length(headers), 0)), 0) FROM ({chosen})"
 REMOVED_UNTIL = "removed_until"  # a column that files of older versions do not have
 PAGE = f"""
-SELECT json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
-                                   ifnull(length(headers), 0), length(payload))),
-       group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), ''),
+SELECT CAST(json_group_array(json_array(offset, publisher, sequence, published_at, key, checksum,
+                                        ifnull(length(headers), 0), length(payload))) AS BLOB),
+       CAST(group_concat(CAST(iif(headers IS NULL, payload, headers || payload) AS TEXT), '') AS BLOB),
        json_group_array(DISTINCT key), count(*), max(offset),
        (SELECT max(ifnull((SELECT max(offset) FROM events), 0), low_water, {REMOVED_UNTIL}) FROM state),
        (SELECT low_water FROM state), NULL, NULL

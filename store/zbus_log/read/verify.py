@@ -75,8 +75,8 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
         with reading_errors(path), engine.connect() as connection:
             check_is_log(connection, path)
             for (finding,) in connection.exec_driver_sql("PRAGMA integrity_check"):
-                if finding != b"ok":
-                    problems.append(f"SQLite: {finding.decode(errors='replace')}")
+                if finding != "ok":
+                    problems.append(f"SQLite: {finding}")
             with snapshot(connection):
                 state, head = get_state(connection), get_head(connection)
             found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
@@ -250,7 +250,7 @@ def _check_view(connection: Connection) -> list[str]:
     ).scalar()
     if found is None:
         return [f"the view {VIEW} is missing"]
-    return [] if bytes(found).decode(errors="replace") == CREATE_VIEW else [f"the view {VIEW} was changed"]
+    return [] if found == CREATE_VIEW else [f"the view {VIEW} was changed"]
 
 
 def _check_lineage(connection: Connection, head: int) -> Iterator[str]:

@@ -69,15 +69,12 @@ class SqliteSchemas:
             raise failed[0]
 
     def _decode(self, row: Any) -> Schema:
-        # Read-only connections return text as bytes.
-        texts = (row.expression, row.mode, row.hash, row.schema)
-        expression, mode, digest, text = (each.decode() if isinstance(each, bytes) else each for each in texts)
         try:
-            schema = cast("dict[str, Any]", json.loads(text))
+            schema = cast("dict[str, Any]", json.loads(row.schema))
         except ValueError as error:
-            reason = f"version {row.version} of the schema of {expression!r} is not JSON ({error})"
+            reason = f"version {row.version} of the schema of {row.expression!r} is not JSON ({error})"
             raise LogDamaged(self._path, reason) from error
-        return Schema(expression, row.version, mode, digest, schema, row.registered_at)
+        return Schema(row.expression, row.version, row.mode, row.hash, schema, row.registered_at)
 
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -146,6 +147,9 @@ async def _watch(source: FrameSource) -> None:
 def _resized(draw: Callable[[], None]) -> Iterator[None]:
     """Redraw when the terminal is resized."""
     loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # it has no such signal
+        yield
+        return
     loop.add_signal_handler(signal.SIGWINCH, draw)
     try:
         yield

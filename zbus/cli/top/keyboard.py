@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import termios
-import tty
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,10 +13,16 @@ STDIN = 0
 
 @contextmanager
 def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
-    """Call `pressed` on the loop with each key. Yields whether stdin is a terminal. Ctrl-C still sends SIGINT."""
-    if not os.isatty(STDIN):
+    """Call `pressed` on the loop with each key. Yields whether it does. Ctrl-C still sends SIGINT.
+
+    It does not if stdin is not a terminal, or on Windows, whose event loop cannot wait for keys.
+    """
+    if sys.platform == "win32" or not os.isatty(STDIN):
         yield False
         return
+    import termios
+    import tty
+
     loop, before = asyncio.get_running_loop(), termios.tcgetattr(STDIN)
 
     def read() -> None:

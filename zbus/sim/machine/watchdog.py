@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,14 @@ STEP_S = 30.0
 def watchdog(beat: Callable[[Callable[[], object]], None]) -> Iterator[None]:
     """Raise `WorldStuck` in a step that takes longer than `STEP_S` seconds of real time.
 
-    `beat` gets a function that the loop calls every few thousand steps. There is no watchdog outside of the main
-    thread, or if the program uses the alarm signal itself, as pytest-timeout does.
+    `beat` gets a function that the loop calls every few thousand steps. There is no watchdog on Windows,
+    outside of the main thread, or if the program uses the alarm signal itself, as pytest-timeout does.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL:
+    if (
+        sys.platform == "win32"
+        or threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGALRM) != signal.SIG_DFL
+    ):
         yield
         return
 
