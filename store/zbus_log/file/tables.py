@@ -7,6 +7,12 @@ no secondary index, because an index by key or by publisher dirties a page per k
 once: it adds the block's events to `by_key`, the publishers' sequences to `runs` (both grow only at
 their end, block by block), and the times and the digest of the block to `blocks`. The unsealed tail is
 short enough to scan.
+
+A row for each commit instead of each event was tried, with sealing, a checksum per event, reads by key
+and retention. With 100-byte payloads it published twice and replayed three times as fast. But with
+retention it published 1.1 times as fast, with 1 kB payloads it replayed 1.1 times as fast, and with
+20,000 keys it published at 0.8 of the speed. It also needs rows that change, where these never do, and
+damage to a row is damage to many events. So a row is an event.
 """
 
 from __future__ import annotations
