@@ -56,7 +56,7 @@ class Purge:
         self.removed, self.is_done = 0, False
 
     def step(self) -> None:
-        """Remove the events of one block, or examine some blocks that have none."""
+        """Remove the events of one block, or examine some blocks without such events."""
         if not self._id:
             self._begin()
         for _ in range(BLOCKS_PER_STEP):

@@ -55,7 +55,7 @@ def test_a_retired_retention_rule_names_its_replacement(old: str, new: str) -> N
 def test_rules_can_be_pickled_copied_and_inspected() -> None:
     rules = Rules(60, max_events=5)
 
-    assert pickle.loads(pickle.dumps(rules)) == rules._replace(until=None) == (60, None, 5, False, None, False)
+    assert pickle.loads(pickle.dumps(rules)) == rules._replace(until=None) == (60, None, 5, False, None, False, ())
     assert [*inspect.signature(Rules).parameters] == [*Rules._fields]
     with pytest.raises(TypeError, match="nonsense"):
         Rules(nonsense=1)  # type: ignore[call-arg]

@@ -197,7 +197,7 @@ def as_log_error(path: str, error: Exception, writing: bool) -> LogError:
 
 
 def _code(error: Any) -> int:
-    """Return the extended result code of an error of SQLite; 0 if it has none."""
+    """Return the extended result code of an error of SQLite; 0 if there is no code."""
     return getattr(error, "extendedresult", None) or 0
 
 
