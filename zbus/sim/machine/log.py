@@ -480,7 +480,7 @@ class SimLog:
         disk = self.disk
         target, stored = disk.low_water, [offset for offset, _ in disk.stored()]
         if rules.events is not None and len(stored) > rules.events:
-            target = max(target, stored[-rules.events - 1])
+            target = max(target, self.before(stored[-rules.events]) if rules.events else disk.head)
         if rules.age_s is not None and not rules.keys:
             target = max(target, self._too_old_until(rules.age_s))
         if rules.keys:  # what was removed completely
