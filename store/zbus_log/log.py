@@ -63,7 +63,7 @@ from .file.tables import (
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
 from .purging import Purge, preview
-from .read.reader import SqliteReader, readable
+from .read.reader import SqliteReader, check_is_no_backup, readable
 from .read.tiered_reader import TieredReader
 from .read.verify import verify
 from .retention import Pruned, Rules
@@ -487,6 +487,7 @@ class SqliteLog:
             try:
                 with log_errors(self.path), check_engine.connect() as connection:
                     check_is_log(connection, self.path)
+                    check_is_no_backup(connection, self.path)
             finally:
                 check_engine.dispose()
         relaxed = self._synchronous != "FULL"

@@ -6,6 +6,7 @@ So are purges, which remove the events of some keys whatever their age.
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -135,7 +136,8 @@ class Pruner:
         reason = (
             f"the clock of this machine is {abs(ahead_s)} s {where} the time that age "
             "retention uses, which follows it slowly, so that a wrong clock does not remove every event. If the clock "
-            "is right, `zbus log prune --max-age` removes the old events now"
+            "is right, as after a long pause, nothing needs to be done, and events stay longer than usual; zbus log "
+            f"prune {shlex.quote(self._path)} --max-age 1h would remove the old events of all keys now"
         )
         record_reason(
             "LOG_CLOCK_JUMPED", logging.WARNING, code="clock_jumped", reason=reason, path=self._path, ahead_s=ahead_s

@@ -62,6 +62,7 @@ class Purge:
         for _ in range(BLOCKS_PER_STEP):
             if self._block * BLOCK > self.until:
                 self._update("finished_at = ?2", time.time_ns())
+                self._connection.exec_driver_sql("PRAGMA secure_delete=FAST").close()
                 self.is_done = True
                 return
             chosen = self._removal.choose(self._block, self.until, lambda name: name not in self._keys)
@@ -72,6 +73,8 @@ class Purge:
                 return
 
     def _begin(self) -> None:
+        # Overwrite pages that become free too: a copy of the file would have them.
+        self._connection.exec_driver_sql("PRAGMA secure_delete=ON").close()
         values = (time.time_ns(), json.dumps(self._keys.expressions), self.until)
         with transaction(self._connection):
             self._id = self._connection.exec_driver_sql(

@@ -135,3 +135,32 @@ def test_a_fork_by_offset_and_time_and_its_promotion(log: Path, tmp_path: Path) 
     assert run("promote", tmp_path / "try.db", "--yes").returncode == 0
     again = run("promote", tmp_path / "try.db", "--yes")
     assert (again.returncode, "is not a fork" in again.stderr) == (2, True)
+
+
+def test_a_backup_is_verified_by_itself_and_is_not_taken_for_a_log(log: Path, tmp_path: Path) -> None:
+    backup = tmp_path / "app.zbus"
+    assert run("backup", log, backup).returncode == 0
+
+    verified, opened = run("verify", backup), run("stats", backup)
+    accepted = run("verify", backup, "--accept-loss")
+
+    assert verified.returncode == 0
+    assert "300 events up to offset 300, no problems" in verified.stderr
+    for refused in (opened, accepted):
+        assert refused.returncode != 0
+        assert "is a backup, not a log" in refused.stderr
+        assert "zbus log restore" in refused.stderr
+    assert not Path(f"{backup}-head").exists()
+
+
+def test_a_folder_with_a_backup_is_verified(log: Path, tmp_path: Path) -> None:
+    assert run("backup", log, f"{tmp_path}/backups/").returncode == 0
+    connection = raw(tmp_path / "backups" / "log.db")
+    connection.execute("DROP TRIGGER events_are_not_updated")
+    connection.execute("UPDATE events SET sequence = sequence + 1000 WHERE offset = 7")
+    connection.close()
+
+    found = run("verify", f"{tmp_path}/backups/")
+
+    assert found.returncode == 1
+    assert "offset 7" in found.stdout

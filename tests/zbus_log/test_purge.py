@@ -67,6 +67,18 @@ def test_replays_leave_purged_events_out_and_report_nothing_missing(path: Path, 
     check(path, count_of(SIZE))
 
 
+def test_purged_payloads_are_overwritten_in_the_file(path: Path) -> None:
+    with opened(path) as log:
+        rows = [Row(1, n, n, f"customer/{n % 2}", b"%d secret of customer %d" % (n, n % 2), None) for n in range(3000)]
+        append(log, rows)
+        log.purge(KeySet(["customer/1"]))
+
+    stored = path.read_bytes()
+
+    assert b"secret of customer 0" in stored
+    assert b"secret of customer 1" not in stored
+
+
 def test_a_reader_beside_the_purge_sees_the_same(path: Path, log: SqliteLog) -> None:
     with opened(path, read_only=True) as reader:
         assert len(offsets(reader, ["telemetry/**"])) == count_of(SIZE)  # it has proved the index of each block

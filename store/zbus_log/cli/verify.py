@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,9 @@ import typer
 from zbus.cli.failures import ERROR
 from zbus.cli.render.output import note, progress, write
 from zbus.cli.render.values import counted
+from zbus.errors import ZbusError
+from zbus_log.backup.backup_file import file_of, find_info
+from zbus_log.backup.check import verify_backup
 from zbus_log.read.verify import verify as check
 
 from .options import LogArgument, check_is_there, opened
@@ -23,14 +27,16 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Check every event, offset and checksum of a log. Prints one line per problem. Exits with 1 if it finds any."""
+    """Check every event, offset and checksum of a log or backup. Prints each problem. Exits with 1 if it finds any."""
+    log = file_of(str(log))
     check_is_there(log)
     if accept_loss:
         with opened(log, read_only=False, accept_loss=True) as found:
             note(f"{log} is usable again; its head is {found.head()}")
     with progress("offsets") as bar:
         task = bar.add_task("verifying", total=None)
-        report = check(str(log), lambda done, total: bar.update(task, completed=done, total=total))
+        verifier = verify_backup if _is_backup(log) else check
+        report = verifier(str(log), lambda done, total: bar.update(task, completed=done, total=total))
     for first, last in report.losses:
         note(f"offsets {first} to {last} were lost, and the loss was accepted")
     for warning in report.warnings:
@@ -42,3 +48,10 @@ def verify(
         raise typer.Exit(ERROR)
     removed = f", {report.removed:,} removed" if report.removed else ""
     note(f"{log}: {counted(report.events, 'event')} up to offset {report.head:,}{removed}, no problems")
+
+
+def _is_backup(path: Path) -> bool:
+    try:
+        return find_info(path) is not None
+    except ZbusError:
+        return False  # it is verified as a log, which reports what is wrong with it

@@ -108,11 +108,20 @@ def readable(path: str, *, has_record: bool = True) -> Engine:
                 needed = f"reading needs {READABLE_SINCE} to {VERSION}{newer}"
                 raise LogDamaged(path, f"the log has version {version}, but {needed}")
             if has_record:
+                check_is_no_backup(connection, path)
                 compare_with_record(connection, path)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def check_is_no_backup(connection: Connection, path: str) -> None:
+    """Raise `ConfigInvalid` if the file is a backup."""
+    if connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema WHERE name = 'backup'").scalar_one():
+        raise ConfigInvalid(
+            "log", f"{path!r} is a backup, not a log. Nothing was changed. Restore it: zbus log restore {path} LOG"
+        )
 
 
 def compare_with_record(connection: Connection, path: str) -> None:
