@@ -164,6 +164,8 @@ def _between(connection: Connection, offsets: str, from_ns: int, to_ns: int) -> 
 
 def _by_count(connection: Connection, events: int, head: int) -> int:
     """Return the offset before the newest `events` events; lost and removed offsets do not count."""
+    if not events:
+        return head
     if has_removed(connection):
         return _before_newest(connection, events)
     target = head - events
@@ -214,5 +216,19 @@ def _by_size(connection: Connection, max_bytes: int, head: int) -> int:
         " WHERE size <= ?1",
         (page, ROW_BYTES_MIN),
     ).scalar()
-    target = low + int((used - max_bytes) / (used / (head - low))) + 1
+    stored = _count(connection) if has_removed(connection) else head - low
+    surplus = int((used - max_bytes) / (used / max(1, stored))) + 1
+    target = low + surplus
+    if stored != head - low:
+        found = connection.exec_driver_sql(
+            "SELECT max(offset) FROM (SELECT offset FROM events ORDER BY offset LIMIT ?)", (min(surplus, STEP),)
+        ).scalar()
+        target = low if found is None else int(found)
     return max(low, min(target, head if last_page is None else int(last_page) - 1))
+
+
+def _count(connection: Connection) -> int:
+    """Return the number of events, from the number in each block."""
+    tail = f"SELECT count(*) FROM events WHERE offset > {SEALED_UNTIL}"
+    found = connection.exec_driver_sql(f"SELECT (SELECT ifnull(sum(events), 0) FROM blocks) + ({tail})")
+    return int(found.scalar_one())

@@ -493,3 +493,27 @@ def test_the_purge_of_a_log_that_is_closed_ends_with_an_error(path: Path, log: S
     log.close(5.0)
     with pytest.raises(zbus.ZbusError):
         log.purge(TELEMETRY)
+
+
+# Retention after a purge
+
+
+@pytest.mark.parametrize("events", [0, 1, 10])
+def test_retention_by_number_counts_the_events_that_are_left(log: SqliteLog, events: int) -> None:
+    log.purge(TELEMETRY)
+
+    log.prune(Rules(max_events=events))
+
+    assert offsets(log) == kept(SIZE, is_left)[SIZE:] + (kept(SIZE, is_left)[-events:] if events else [])
+
+
+def test_retention_by_size_takes_the_mean_of_the_events_that_are_left(path: Path) -> None:
+    with opened(path) as log:
+        append(log, [Row(1, n, n, "orders", bytes(1000), None) for n in range(2000)])
+        append(log, [Row(1, n, n, "telemetry/a", b"", None) for n in range(2000, 22000)])
+        log.purge(TELEMETRY)
+        used = os.path.getsize(path)
+        log.prune(Rules(max_bytes=int(2000 * 1100 * 0.9)))
+
+        assert used > 0
+        assert 1000 < len(offsets(log)) < 2000

@@ -9,6 +9,7 @@ import pytest
 from log_support import append, opened, raw, wait_until
 from removed_support import check, fill, kept, offsets
 
+from zbus.errors import LogDamaged
 from zbus.keys import KeySet
 from zbus.ports.log import Row
 from zbus_log import Rules, SqliteLog
@@ -145,3 +146,33 @@ def test_a_fork_at_any_offset_has_what_was_left_up_to_it(log: Path, tmp_path: Pa
         assert offsets(forked) == kept(at, is_left)
         assert append(forked, [Row(1, 1, 1, "x", b"", None)]) == [at + 1]
     check(tmp_path / "try.db", at - len(kept(at, is_left)))
+
+
+def test_a_backup_of_other_removals_of_the_same_number_is_made_anew(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "app.db", f"{tmp_path}/first.zbus", f"{tmp_path}/second.zbus"
+    with opened(path) as log:
+        fill(log, SIZE)
+        make_backup(str(path), first)
+        log.purge(TELEMETRY)
+        make_backup(str(path), second)
+    restore(first, str(path), replace=True)
+    with opened(path) as log:
+        log.purge(KeySet(["shop/**"]))
+        left = offsets(log)
+
+    make_backup(str(path), second)
+    restore(second, f"{tmp_path}/again.db")
+
+    assert verify_backup(second).problems == []
+    assert read(tmp_path / "again.db") == left != kept(SIZE, is_left)
+
+
+def test_a_damaged_event_of_a_backup_is_an_error_that_says_so(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    connection = raw(log)
+    connection.execute("DROP TRIGGER events_are_not_updated")
+    connection.execute("UPDATE events SET checksum = -1 WHERE offset = (SELECT max(offset) FROM events)")
+    connection.close()
+
+    with pytest.raises(LogDamaged, match="malformed"):
+        make_backup(str(log), f"{tmp_path}/other.zbus")

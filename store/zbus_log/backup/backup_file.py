@@ -13,7 +13,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid
-from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.database import make_engine, reading_errors
 
 from .log_copy import INFO
 
@@ -77,7 +77,7 @@ def find_info(path: Path) -> BackupInfo | None:
         raise ConfigInvalid("backup", f"there is no backup {str(path)!r}")
     engine = make_engine(str(path), read_only=not Path(f"{path}-journal").exists())
     try:
-        with log_errors(str(path)), engine.connect() as connection:
+        with reading_errors(str(path)), engine.connect() as connection:
             exists = f"SELECT count(*) FROM sqlite_schema WHERE name = '{INFO}'"
             if not connection.exec_driver_sql(exists).scalar_one():
                 return None

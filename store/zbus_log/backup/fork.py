@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zbus.errors import ConfigInvalid
 from zbus_log.cold.tier import Cold
-from zbus_log.file.database import log_errors, make_engine, transaction
+from zbus_log.file.database import log_errors, make_engine, reading_errors, transaction
 from zbus_log.file.fork_mark import MARK, mark_fork, read_mark
 from zbus_log.file.head_record import HeadRecord
 from zbus_log.file.incarnations import add_incarnation, new_incarnation
@@ -92,7 +92,7 @@ def _separate(path: str, copied: Contents) -> Contents:
     """Give a copy its own log id and lineage, and the mark of a fork."""
     engine = make_engine(path)
     try:
-        with log_errors(path), engine.connect() as connection:
+        with reading_errors(path), engine.connect() as connection:
             prepare(connection, path)
             connection.exec_driver_sql("PRAGMA journal_mode=DELETE").close()
             with transaction(connection):

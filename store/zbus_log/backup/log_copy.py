@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError
 from zbus_log.file.chain import digest_at
-from zbus_log.file.database import PAGE_BYTES, changed_rows, log_errors, make_engine, snapshot, transaction
+from zbus_log.file.database import PAGE_BYTES, changed_rows, make_engine, reading_errors, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.removed import cut_removed
 from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water, get_state, set_state
@@ -84,7 +84,7 @@ class LogCopy:
         if bytes_max is not None and sum(sizes) > bytes_max:
             return self.rows()
         readable(self._source, has_record=self._has_record).dispose()  # raises if this is not a log
-        with log_errors(self._target), self._new_target() as target:
+        with reading_errors(self._target), self._new_target() as target:
             self._copy_pages(target)
         return self._copied()
 
@@ -96,7 +96,7 @@ class LogCopy:
         readable(self._source, has_record=self._has_record).dispose()
         for _ in range(ATTEMPTS_MAX):
             try:
-                with log_errors(self._target), self._new_target() as target:
+                with reading_errors(self._target), self._new_target() as target:
                     cut = self._copy_rows(target, until, after, sealed)
                 # An increment has no digest without the events before it, and may have no event.
                 return contents(self._target)._replace(cut=cut, digest=b"") if after else self._copied()
@@ -131,7 +131,7 @@ class LogCopy:
     def _copy_pages(self, target: Connection) -> None:
         engine = readable(self._source, has_record=self._has_record)
         try:
-            with log_errors(self._source), engine.connect() as connection, snapshot(connection):
+            with reading_errors(self._source), engine.connect() as connection, snapshot(connection):
                 total = get_head(connection) - get_low_water(connection)
 
                 def copied(remaining: int, pages: int) -> None:
@@ -284,7 +284,7 @@ def contents(path: str) -> Contents:
     """Return what a log contains, from its file only."""
     engine = readable(path, has_record=False)
     try:
-        with log_errors(path), engine.connect() as connection, snapshot(connection):
+        with reading_errors(path), engine.connect() as connection, snapshot(connection):
             head = get_head(connection)
             incarnation = read_lineage(connection).current.id
             return Contents(
@@ -298,7 +298,7 @@ def digest_in(path: str, offset: int) -> bytes:
     """Return the digest of a log up to an offset; empty if it is unknown."""
     engine = readable(path, has_record=False)
     try:
-        with log_errors(path), engine.connect() as connection, snapshot(connection):
+        with reading_errors(path), engine.connect() as connection, snapshot(connection):
             return digest_at(connection, offset)
     finally:
         engine.dispose()

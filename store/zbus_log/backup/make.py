@@ -23,10 +23,10 @@ from zbus.ports.log import Backup
 from zbus.util.atomic_file import sync
 from zbus.version import __version__
 from zbus_log.file.chain import digest_at
-from zbus_log.file.database import log_errors, make_engine, snapshot, transaction
+from zbus_log.file.database import make_engine, reading_errors, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.manifest import Manifest
-from zbus_log.file.tables import get_epoch, get_head, get_low_water, get_state, origin_of
+from zbus_log.file.tables import LINEAGE_SINCE, file_version, get_epoch, get_head, get_low_water, get_state, origin_of
 from zbus_log.read.reader import readable
 
 from . import cold_copy
@@ -90,7 +90,7 @@ class _Making:
         info = self._describe(copied, cursors)
         engine = make_engine(self._partial, synchronous="OFF")
         try:
-            with log_errors(self._partial), engine.connect() as connection, transaction(connection):
+            with reading_errors(self._partial), engine.connect() as connection, transaction(connection):
                 store_info(connection, info)
         finally:
             engine.dispose()
@@ -104,12 +104,13 @@ class _Making:
         """Add what is newer than the backup."""
         sealed = _newest_block(self._file)
         copied = LogCopy(self._log, self._partial, self._progress, self._check).rows(after=known.cut, sealed=sealed)
-        if _removals(self._partial) != _removals(self._file):  # since the two were compared
+        since = copied.low_water, known.cut
+        if _removals_in(self._partial, *since) != _removals_in(self._file, *since):  # since the two were compared
             return self._make_whole(cursors)
         info = self._describe(copied, cursors)
         engine = make_engine(str(self._file), synchronous="FULL")
         try:
-            with log_errors(str(self._file)), engine.connect() as connection:
+            with reading_errors(str(self._file)), engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA journal_mode=DELETE").close()
                 connection.exec_driver_sql("ATTACH ? AS increment", (self._partial,))
                 with transaction(connection):
@@ -132,15 +133,16 @@ class _Making:
         """Return whether an increment is possible. Raises `ConfigInvalid` if the backup is of another history."""
         engine = readable(self._log)
         try:
-            with log_errors(self._log), engine.connect() as connection, snapshot(connection):
+            with reading_errors(self._log), engine.connect() as connection, snapshot(connection):
                 self._check_history(connection, known)
                 if get_low_water(connection) > known.cut:
                     return False  # retention removed all that the backup has, and more
-                schema, state = _schema(connection), get_state(connection)
+                low_water = get_low_water(connection)
+                schema, removals = _schema(connection), _removals(connection, low_water, known.cut)
         finally:
             engine.dispose()
         # An increment does not remove events from the middle of the backup.
-        return schema == _schema_of(self._file) and state.removals == _removals(self._file)
+        return schema == _schema_of(self._file) and removals == _removals_in(self._file, low_water, known.cut)
 
     def _check_history(self, connection: Connection, known: BackupInfo) -> None:
         epoch, head = get_epoch(connection), get_head(connection)
@@ -205,7 +207,7 @@ def read_cursors(log: str, folder: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix=".zbus-backup-", dir=folder) as place:
         copy = Path(place) / "cursors"
         try:
-            with log_errors(path), engine.connect() as connection:
+            with reading_errors(path), engine.connect() as connection:
                 connection.exec_driver_sql("VACUUM INTO ?", (str(copy),))
         finally:
             engine.dispose()
@@ -234,18 +236,32 @@ def _join(connection: Connection) -> None:
 def _newest_block(path: Path) -> int:
     engine = readable(str(path), has_record=False)
     try:
-        with log_errors(str(path)), engine.connect() as connection:
+        with reading_errors(str(path)), engine.connect() as connection:
             return int(connection.exec_driver_sql("SELECT ifnull(max(block), -1) FROM blocks").scalar_one())
     finally:
         engine.dispose()
 
 
-def _removals(path: str | Path) -> int:
-    """Return how often events were removed from the middle of a log."""
+def _removals(connection: Connection, after: int, until: int) -> tuple[int, str]:
+    """Return how often events were removed from the middle of a log, and which between two offsets.
+
+    The number alone says nothing: after a restore, other events may have been removed as often.
+    """
+    if file_version(connection) < LINEAGE_SINCE:
+        return 0, ""
+    found = connection.exec_driver_sql(
+        "SELECT ifnull(group_concat(first || '-' || min(last, ?2)), '') FROM"
+        " (SELECT first, last FROM removed WHERE first > ?1 AND first <= ?2 ORDER BY first)",
+        (after, until),
+    )
+    return get_state(connection).removals, str(found.scalar_one())
+
+
+def _removals_in(path: str | Path, after: int, until: int) -> tuple[int, str]:
     engine = readable(str(path), has_record=False)
     try:
-        with log_errors(str(path)), engine.connect() as connection:
-            return get_state(connection).removals
+        with reading_errors(str(path)), engine.connect() as connection:
+            return _removals(connection, after, until)
     finally:
         engine.dispose()
 
@@ -257,7 +273,7 @@ def _schema(connection: Connection) -> list[str]:
 def _schema_of(path: Path) -> list[str]:
     engine = readable(str(path), has_record=False)
     try:
-        with log_errors(str(path)), engine.connect() as connection:
+        with reading_errors(str(path)), engine.connect() as connection:
             return _schema(connection)
     finally:
         engine.dispose()

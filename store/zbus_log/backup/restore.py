@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zbus.deliver.start_position import to_ns
 from zbus.errors import LogDamaged
 from zbus.ports.lineage import Lineage
-from zbus_log.file.database import log_errors, snapshot
+from zbus_log.file.database import reading_errors, snapshot
 from zbus_log.file.head_record import read_record
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import get_head
@@ -70,7 +70,7 @@ def offset_at(log: str, at: int | datetime) -> int:
         return at
     engine = readable(log, has_record=False)
     try:
-        with log_errors(log), engine.connect() as connection, snapshot(connection):
+        with reading_errors(log), engine.connect() as connection, snapshot(connection):
             return first_at(connection, to_ns(at) + 1, get_head(connection)) - 1
     finally:
         engine.dispose()
@@ -98,7 +98,7 @@ def _restore_cursors(info: BackupInfo, log: str, cut: int) -> None:
         return
     engine = readable(log, has_record=False)
     try:
-        with log_errors(log), engine.connect() as connection:
+        with reading_errors(log), engine.connect() as connection:
             history = _Copied(read_lineage(connection), cut)
     finally:
         engine.dispose()

@@ -1,8 +1,8 @@
 """The identities of events that retention removed, kept for a while as ranges of sequences.
 
 A retry may come after retention has removed the event, and must not be stored again. The sequences of a publisher are
-consecutive, so its removed events are usually one range, and so one row. A publisher with many gaps has at most
-`RANGES_MAX` rows: below the newest ones, its gaps count as removed events too.
+consecutive, so its removed events are usually one range, and so one row. Of a publisher with many gaps, the newest
+`RANGES_MAX` ranges are kept. Older ones are forgotten: no event that was never stored is taken for a removed one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection
 
-RANGES_MAX = 64  # for each publisher
+RANGES_MAX = 4096  # for each publisher
 UP_TO = "offset <= ?1"  # for `remember`
 LISTED = "offset IN (SELECT value FROM json_each(?1))"
 
@@ -50,14 +50,7 @@ def remember(connection: Connection, which: str, value: int | str, dedup_s: floa
     connection.exec_driver_sql(_REMEMBER.format(which=which), (value, forget_at))
     fragmented = connection.exec_driver_sql(_FRAGMENTED.format(which=which), (value, RANGES_MAX))
     for publisher in fragmented.scalars().all():
-        older = (publisher, RANGES_MAX // 2)
-        merged = connection.exec_driver_sql(
-            f"SELECT publisher, min(first_sequence), max(last_sequence), max(forget_at) FROM removed_identities"
-            f" WHERE {_OLDER}",
-            older,
-        ).one()
-        connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", older)
-        connection.exec_driver_sql("INSERT INTO removed_identities VALUES (?, ?, ?, ?)", tuple(merged))
+        connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", (publisher, RANGES_MAX - 1))
 
 
 def forget_expired(connection: Connection) -> None:
