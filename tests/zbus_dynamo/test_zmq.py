@@ -16,6 +16,7 @@ import pytest
 import zmq
 from dynamo_peer import Records, ZmqPublisher, ZmqSubscriber, closing_all, message, zmq_context
 from dynamo_support import AT_NS, Receiver, frame
+from free_ports import free_port
 from log_support import wait_until
 from mesh_fakes import recorded
 
@@ -182,10 +183,11 @@ def test_events_of_a_publisher_that_starts_late_arrive(opened: Any, context: Any
     fabric.listen(["ns/t"], receiver)
     made = keep(ZmqPublisher(context, ("ns", "t")))
     made.socket.unbind(made.endpoint)
-    records.add(("ns", "t"), made.publisher_id, made.endpoint)
-    wait_until(lambda: fabric.diagnostics()["connections"] == {made.endpoint: False})
+    endpoint = f"tcp://127.0.0.1:{free_port()}"  # a socket that connects is never given this port
+    records.add(("ns", "t"), made.publisher_id, endpoint)
+    wait_until(lambda: fabric.diagnostics()["connections"] == {endpoint: False})
 
-    made.socket.bind(made.endpoint)
+    made.socket.bind(endpoint)
 
     assert _publish_until_received(made, receiver).publisher_id == made.publisher_id
 

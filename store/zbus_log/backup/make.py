@@ -245,7 +245,7 @@ def _newest_block(path: Path) -> int:
 def _removals(connection: Connection, after: int, until: int) -> tuple[int, str]:
     """Return how often events were removed from the middle of a log, and which between two offsets.
 
-    The number alone says nothing: after a restore, other events may have been removed as often.
+    The number does not suffice: after a restore, other events may have been removed as often.
     """
     if file_version(connection) < LINEAGE_SINCE:
         return 0, ""

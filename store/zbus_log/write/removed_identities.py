@@ -1,7 +1,7 @@
 """The identities of events that retention removed, kept for a while as ranges of sequences.
 
 A retry may come after retention has removed the event, and must not be stored again. The sequences of a publisher are
-consecutive, so its removed events are usually one range, and so one row. Of a publisher with many gaps, the newest
+consecutive, so its removed events are usually one range, and so one row. For a publisher with many gaps, the newest
 `RANGES_MAX` ranges are kept. Older ones are forgotten: no event that was never stored is taken for a removed one.
 """
 
