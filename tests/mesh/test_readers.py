@@ -91,16 +91,6 @@ async def test_retention_waits_for_a_node_that_is_not_connected(buses: Buses, re
     assert passed(records) == []
 
 
-async def test_a_node_that_was_connected_briefly_is_waited_for_too(
-    buses: Buses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "REPORT_S", 60.0)
-    a, other = await away(buses)
-
-    assert node_of(a).network._readers.lowest(0) is not None
-    assert log_of(a)._pruner.reader == (f"node {other:x}", 10)
-
-
 async def test_how_far_other_nodes_are_survives_a_restart(buses: Buses) -> None:
     a, other = await away(buses)
     await eventually(lambda: f"reader/{other:x}" in node_of(a).network._stored)

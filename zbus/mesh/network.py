@@ -598,13 +598,6 @@ class Network:
                 )
                 self._reported[origin] = known
 
-    def _has_unreported(self) -> bool:
-        """Whether a node has never learned how far its events are stored here: it should soon."""
-        known = self.inbox.known_logs
-        return bool(self._since) and any(
-            each not in self._reported and known.of(each) for each in self.registry.present
-        )
-
     def _has_reported(self, _: asyncio.Task[None]) -> None:
         self._reporting = None
 
@@ -748,9 +741,8 @@ class Network:
             await asyncio.sleep(STORE_S)
             await self._wait_for_readers(log)
             await self._run(self._store, self.inbox.sequence_marks.take())
-            is_due = self._runtime.monotonic() >= report_at
-            if self._reporting is None and (is_due or self._has_unreported()):
-                report_at = self._runtime.monotonic() + REPORT_S if is_due else report_at
+            if self._runtime.monotonic() >= report_at and self._reporting is None:
+                report_at = self._runtime.monotonic() + REPORT_S
                 self._reporting = self._loop.create_task(self._report_positions())
                 self._reporting.add_done_callback(self._has_reported)
 
