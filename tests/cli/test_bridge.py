@@ -13,7 +13,6 @@ import nats
 import pytest
 from bridge_support import command, receiving, router, until
 from free_ports import free_port
-from inside import node_of
 from nats_support import NatsServer, nats_server
 
 import zbus
