@@ -8,6 +8,7 @@ the payloads of those keys.
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -120,7 +121,9 @@ def check_is_no_backup(connection: Connection, path: str) -> None:
     """Raise `ConfigInvalid` if the file is a backup."""
     if connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema WHERE name = 'backup'").scalar_one():
         raise ConfigInvalid(
-            "log", f"{path!r} is a backup, not a log. Nothing was changed. Restore it: zbus log restore {path} LOG"
+            "log",
+            f"{path!r} is a backup, not a log. Nothing was changed. Restore it: "
+            f"zbus log restore {shlex.quote(path)} LOG",
         )
 
 
