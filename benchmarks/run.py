@@ -25,6 +25,7 @@ BENCHMARKS = (
     "single_publish",
     "no_log",
     "replay",
+    "verify",
     "many_keys",
     "backup",
     "subscriptions",

@@ -24,6 +24,7 @@ TARGETS = {
     "single_publish": [2.0],
     "no_log": [0.5, 50.0],
     "replay": [0.4, 10.0],
+    "verify": [0.6],
     "many_keys": [0.5, 200.0, 2000.0],
     "backup": [0.5, 2.0],
     "subscriptions": [1.5, 1.5, 1.5],
