@@ -44,7 +44,7 @@ def passed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reader_of(bus: zbus.Bus, other: int) -> int | None:
     """Return how far another node has stored the events of a node, as that node knows it."""
-    return node_of(bus).network._readers.names().get(f"reader/{other:x}")
+    return node_of(bus).network._reports.readers.names().get(f"reader/{other:x}")
 
 
 def log_of(bus: zbus.Bus) -> SqliteLog:
@@ -83,7 +83,7 @@ async def test_retention_waits_for_a_node_that_is_not_connected(buses: Buses, re
     b = await buses.open("b", keep=["shop/**"])
 
     await eventually(lambda: node_of(b).network.head == 10 + 5 * KEPT)
-    await eventually(lambda: node_of(a).network._readers.lowest(0).offset == 10 + 5 * KEPT)  # type: ignore[union-attr]
+    await eventually(lambda: node_of(a).network._reports.readers.lowest(0).offset == 10 + 5 * KEPT)  # type: ignore[union-attr]
     await publish(a, KEPT)  # now that it has everything, retention continues
     async with asyncio.timeout(20):
         while await low_water(a) <= 10:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,13 +23,12 @@ from zbus.errors import (
     NoResponders,
     TransportError,
     TransportUnsupported,
-    ZbusError,
 )
 from zbus.event import NUMBER_MAX, Event
 from zbus.observe.counters import Counters
-from zbus.observe.records import EVENT_RETRY, ORIGIN_CLONED, ORIGIN_REWOUND, TRANSPORT_ERROR, record_reason
+from zbus.observe.records import TRANSPORT_ERROR, record_reason
 from zbus.ports.fabric import Fabric
-from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage, Mark
+from zbus.ports.lineage import Branch, Lineage, Mark
 from zbus.ports.log import Log, Row, Stored
 from zbus.util.mailbox import Calls
 from zbus.util.runtime import Runtime
@@ -46,8 +44,9 @@ from .link import Link, label, link_names
 from .log_service import LOGS, NO_KEYS, LogPage, LogService, Request, log_key, request_page
 from .node_registry import NodeRegistry
 from .origins.known_logs import KNOWN_KINDS, NOTHING_OWED
+from .origins.own_log import OwnLog
+from .origins.reader_reports import ReaderReports
 from .origins.readers import KINDS as READER_KINDS
-from .origins.readers import Readers
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue
@@ -61,10 +60,6 @@ T = TypeVar("T")
 # Kinds of stored positions: the first part of their names.
 SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
 REPLACED_KINDS = (*KNOWN_KINDS, *READER_KINDS, OWN, CLOCK)  # all of them are stored each time
-
-COPIES_MAX = 100  # of this log, that are reported
-
-SEPARATE_S = 60.0  # another incarnation, because of a copy, at most this often
 
 STORE_S = 1.0
 REPORT_S = 10.0  # how often other nodes learn how far their events are stored here, if that has changed
@@ -88,7 +83,7 @@ class Network:
         forward: Callable[[str], Forward] | None = None,
     ) -> None:
         self._host, self._config, self._log, self._run = host, config, host.log, host.run
-        self._runtime, self._links_changed, self._renew_identities = runtime, links_changed, renew_identities
+        self._runtime, self._links_changed = runtime, links_changed
         self._steady_ns = runtime.steady_ns
         self._failures = Counters("mesh", runtime)
         self.origin = self._log.writer_id if self._log is not None else runtime.randbits(61) << 1
@@ -105,15 +100,10 @@ class Network:
         self._unsent: list[Row] = []  # rows of this turn of the loop
         self._stored: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # by link: where it stopped
-        self._lineage = self._log.lineage if self._log is not None else Lineage((Incarnation(0, 1),))
-        self._separating = False  # a digest that names the incarnation of this node is being compared
-        self._separated_at = -math.inf
-        self._comparing: set[asyncio.Task[None]] = set()
-        self._copies: set[int] = set()  # incarnations of copies of this log that were reported
+        self._own_log = OwnLog(self.origin, host, runtime, renew_identities, self._began)
         self._unstored: dict[str, int] = {}  # sequence marks that are not stored yet
         self._since: dict[str, int] = {}
-        self._readers = Readers(config.retain_remote_s)
-        self._reported: dict[int, dict[int, int]] = {}  # by origin: the positions that its node knows
+        self._reports = ReaderReports(self.origin, host, config.retain_remote_s, runtime)
         self.inbox = Inbox(
             host, self, self.origin, self.interest, config.payload_bytes_max, forward is not None, runtime
         )
@@ -146,10 +136,10 @@ class Network:
                 self._since[rest] = value
             elif kind == "heard":
                 self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
-            elif not self._readers.load(name, value):
+            elif not self._reports.readers.load(name, value):
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
-        self._hold(self._log)  # before retention runs
+        self._reports.hold()  # before retention runs
         # Continue the clock of earlier processes: times of interest that they stored stay comparable.
         self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
         now = 0 if is_damaged else self._steady_ns()  # when an interest began may be among what is lost
@@ -159,9 +149,9 @@ class Network:
             self.interest.add([each], since, store=True)
         await self._begin_storing(new)
         clock_ns = partial(_earlier, self._runtime.time_ns, self._steady_ns)
-        tell = partial(self._calls.soon, self._copies_reported)
-        reverted = partial(self._calls.soon, self._reverted, self._log)
-        reader = partial(self._calls.soon, self._reader_reported)
+        tell = partial(self._calls.soon, self._own_log.copies_reported)
+        reverted = partial(self._calls.soon, self._own_log.reverted)
+        reader = partial(self._calls.soon, self._reports.received)
         self._service = LogService(
             self._log, self.origin, self.forward, self.inbox.other_logs, clock_ns, tell, reverted, reader
         )
@@ -198,7 +188,7 @@ class Network:
         if all(at <= head and self._lineage.shared({incarnation: at}) == at for incarnation, at in stamps.items()):
             return
         self.inbox.known_logs.forget()
-        self._readers.forget()
+        self._reports.readers.forget()
         reason = (
             "the positions beside this log are of another log, or of a newer state of this one. The events of other "
             "nodes are requested again; those that are stored already are recognized by their identity"
@@ -281,9 +271,10 @@ class Network:
         self._flush()
         self.registry.leave()
         ending: set[asyncio.Task[Any]] = {self.registry.task, *self.inbox.close(), *self.request_server.cancel_all()}
-        for task in (*self._comparing, *(() if self._reporting is None else (self._reporting,))):
-            task.cancel()
-            ending.add(task)
+        ending |= {*self._own_log.close()}
+        if self._reporting is not None:
+            self._reporting.cancel()
+            ending.add(self._reporting)
         if self._timer is not None:
             self._timer.cancel()
             ending.add(self._timer)
@@ -458,148 +449,21 @@ class Network:
         last_seen_on = next((each.fabric for each in self.links if each.label == link), None)
         return partial(self.request_client.request, first=last_seen_on, stream=True)
 
-    # A copy of the log of this node.
+    # The log of this node.
 
     def is_copy(self, branch: Branch, offset: int, digest: bytes = b"") -> bool:
-        """Return whether a frame that names the log of this node comes from a copy of it, and report that once.
+        """Return whether a frame that names the log of this node comes from a copy of it, and report that once."""
+        return self._own_log.is_copy(branch, offset, digest)
 
-        If the copy has the same incarnation, only its digest shows it. Then this log begins another one, so that other
-        nodes can tell the two apart.
-        """
-        if self._log is None or not branch.id:
-            return False  # an echo
-        if branch.id == self._lineage.current.id:
-            if digest and not self._separating:
-                self._separate(self._compare_digest(self._log, branch, offset, digest))
-            return False
-        until = self._lineage.until(branch.id)
-        if until is not None and offset <= until:
-            return False  # a late frame of an earlier process
-        self._report_copy(branch)
-        return True
-
-    def _separate(self, separating: Coroutine[Any, Any, None]) -> None:
-        self._separating = True
-        task = self._loop.create_task(separating)
-        self._comparing.add(task)
-        task.add_done_callback(self._comparing.discard)
-
-    async def _compare_digest(self, log: Log, branch: Branch, offset: int, digest: bytes) -> None:
-        """Compare a digest with that of this log, and begin another incarnation if they differ."""
-        try:
-            own = await self._run(log.digest, offset) if offset <= await self._run(log.head) else b""
-            if own != digest and branch.id == self._lineage.current.id:
-                self._report_copy(branch)
-                await self._begin_incarnation(log)
-        except ZbusError as error:
-            record_reason(EVENT_RETRY, logging.WARNING, code="confirm_failed", reason=str(error), origin=self.origin)
-        finally:
-            self._separating = False
-
-    async def _begin_incarnation(self, log: Log) -> None:
-        """Begin another incarnation, so that other nodes can tell the events from here on from those of the other log.
-
-        At most once in `SEPARATE_S`, because a stranger may send any number of digests.
-        """
-        now = self._runtime.monotonic()
-        if now - self._separated_at < SEPARATE_S:
-            return
-        self._separated_at = now
-        self._renew_identities()  # first: no event of the new incarnation has an id that the other copy uses
-        await self._run(log.begin_incarnation)
-        # From here on, a request for the earlier incarnation is one for the other copy.
-        self.request_server.withdraw(log_key(self.origin, self._lineage.current.id))
-        self._lineage = log.lineage
+    def _began(self, before: int) -> None:
+        """Serve the new incarnation of the log. A request for the one before it is one for a copy from here on."""
+        self.request_server.withdraw(log_key(self.origin, before))
         self.request_server.serve(log_key(self.origin, self._lineage.current.id), self._service.page)
         self._declare()
 
-    def _reverted(self, log: Log, mark: Mark) -> None:
-        """Note that another node knows other events of this incarnation: this machine was reverted to a snapshot."""
-        if mark.incarnation == self._lineage.current.id and not self._separating and not self._closing:
-            self._separate(self._leave_incarnation(log, mark))
-
-    async def _leave_incarnation(self, log: Log, mark: Mark) -> None:
-        try:
-            before = self._lineage.current
-            await self._begin_incarnation(log)
-            if self._lineage.current == before:
-                return
-            reason = (
-                f"another node knows other events of this log up to offset {mark.offset}: this machine was reverted to "
-                "a snapshot, or copied. The log begins another incarnation, so that its new events are received"
-            )
-            offsets = {"known": mark.offset, "shared": max(0, before.first - 1)}
-            names = {"origin": f"{self.origin:x}", "incarnation": f"{self._lineage.current.id:x}"}
-            record_reason(ORIGIN_REWOUND, logging.WARNING, code="own_log_rewound", reason=reason, **names, **offsets)
-        except ZbusError as error:
-            record_reason(EVENT_RETRY, logging.WARNING, code="confirm_failed", reason=str(error), origin=self.origin)
-        finally:
-            self._separating = False
-
-    def _copies_reported(self, incarnations: tuple[int, ...]) -> None:
-        """Report copies of the log of this node that another node receives, and this one perhaps does not."""
-        for each in incarnations:
-            if each and self._lineage.until(each) is None:
-                self._report_copy(Branch(each, 0, 0))
-
-    def _report_copy(self, branch: Branch) -> None:
-        if branch.id in self._copies or len(self._copies) >= COPIES_MAX:
-            return
-        self._copies.add(branch.id)
-        self._host.count("copies_found", 1)
-        reason = (
-            "another node uses a copy of the log of this one. Its events are received as those of another log. Close "
-            "one of the nodes, or give it a log of its own"
-        )
-        fields = {"origin": f"{self.origin:x}", "other": f"{branch.id:x}"}
-        fields["incarnation"] = f"{self._lineage.current.id:x}"
-        record_reason(ORIGIN_CLONED, logging.ERROR, code="own_log_copied", reason=reason, **fields)
-
-    # Nodes whose durable subscriptions need the events of this node, and the other way round.
-
-    def _reader_reported(self, node: int, offset: int) -> None:
-        self._readers.reported(node, offset, self._runtime.time_ns())
-        if self._log is not None:
-            self._hold(self._log)
-
-    def _hold(self, log: Log) -> None:
-        lowest = self._readers.lowest(self._runtime.time_ns())
-        log.hold(None if lowest is None else (f"node {lowest.node:x}", lowest.offset))
-
-    async def _wait_for_readers(self, log: Log) -> None:
-        """Let retention wait for the nodes that need it, and report those that it passed."""
-        if not self._readers:
-            return
-        now_ns = self._runtime.time_ns()
-        for origin in self.registry.present:
-            self._readers.seen(origin, now_ns)
-        self._hold(log)
-        for passed in self._readers.take_passed(await self._run(log.low_water)):
-            self._host.count("readers_passed", 1)
-            reason = (
-                f"retention removed events of this log that node {passed.node:x} has not stored for its durable "
-                "subscriptions; the node learns what it missed when it requests them"
-            )
-            fields = {"origin": f"{passed.node:x}", "offset": passed.offset}
-            record_reason("RETENTION_PASSED_NODE", logging.WARNING, code="reader_passed", reason=reason, **fields)
-        self._hold(log)
-
-    async def _report_positions(self) -> None:
-        """Report to other nodes how far their events are stored here, if durable subscriptions need them."""
-        if not self._since:
-            return
-        known_logs = self.inbox.known_logs
-        for origin in [each for each in self.registry.present if known_logs.of(each) != self._reported.get(each, {})]:
-            known = known_logs.of(origin)
-            with suppress(ZbusError):  # it is reported again later
-                request = partial(self.request_client.request, stream=True)
-                await request_page(
-                    request, origin, NO_KEYS, 0, 0, PAGE_TIMEOUT_S, known=known, probe=True, reader=self.origin
-                )
-                self._reported[origin] = known
-
-    def _has_reported(self, _: asyncio.Task[None]) -> None:
-        self._reporting = None
+    @property
+    def _lineage(self) -> Lineage:
+        return self._own_log.lineage
 
     # Called by the inbox and the node registry.
 
@@ -618,7 +482,7 @@ class Network:
     @property
     def branch(self) -> Branch:
         """The incarnation of the log of this node."""
-        return self._lineage.branch if self._log is not None else NO_BRANCH
+        return self._own_log.branch
 
     @property
     def subscribed(self) -> Sequence[str]:
@@ -739,19 +603,21 @@ class Network:
         report_at = self._runtime.monotonic() + REPORT_S
         while True:
             await asyncio.sleep(STORE_S)
-            await self._wait_for_readers(log)
+            await self._reports.check(log, self.registry.present)
             await self._run(self._store, self.inbox.sequence_marks.take())
-            if self._runtime.monotonic() >= report_at and self._reporting is None:
+            if self._runtime.monotonic() >= report_at and (self._reporting is None or self._reporting.done()):
                 report_at = self._runtime.monotonic() + REPORT_S
-                self._reporting = self._loop.create_task(self._report_positions())
-                self._reporting.add_done_callback(self._has_reported)
+                if self._since:  # durable subscriptions need events of other nodes
+                    request = partial(self.request_client.request, stream=True)
+                    reporting = self._reports.send(self.registry.present, self.inbox.known_logs, request)
+                    self._reporting = self._loop.create_task(reporting)
 
     def _store(self, sequence_marks: Mapping[int, int]) -> None:
         if self._log is None:
             return
         sent = {link.label: link.send_queue.sent for link in self.links}
         now = {self._sent_name(label): at for label, at in sent.items()} | self.inbox.known_logs.names()
-        now |= self._readers.names()
+        now |= self._reports.readers.names()
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         if now:  # an embedded bus without durable subscriptions stores nothing
             now |= self._stamps()

@@ -1,0 +1,76 @@
+"""Reports of how far events are stored by the nodes whose durable subscriptions need them, in both directions.
+
+This node reports to other nodes how far it has stored their events. Other nodes report the same to it, and the
+retention of its log waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+
+from zbus.errors import ZbusError
+from zbus.mesh.host import Host
+from zbus.mesh.log_service import NO_KEYS, Request, request_page
+from zbus.observe.records import record_reason
+from zbus.ports.log import Log
+from zbus.util.runtime import Runtime
+
+from .known_logs import KnownLogs
+from .readers import Readers
+
+TIMEOUT_S = 3.0
+
+
+class ReaderReports:
+    """The reports of one node. Lives on the loop."""
+
+    def __init__(self, origin: int, host: Host, retain_s: float, runtime: Runtime) -> None:
+        self._origin, self._log, self._run, self._count = origin, host.log, host.run, host.count
+        self._runtime = runtime
+        self.readers = Readers(retain_s)
+        self._sent: dict[int, dict[int, int]] = {}  # by origin: the positions that its node knows
+
+    # Reports of other nodes.
+
+    def received(self, node: int, offset: int) -> None:
+        """Note how far another node has stored the events of this log."""
+        self.readers.reported(node, offset, self._runtime.time_ns())
+        self.hold()
+
+    def hold(self) -> None:
+        """Let retention wait for the nodes that need it."""
+        if self._log is not None:
+            lowest = self.readers.lowest(self._runtime.time_ns())
+            self._log.hold(None if lowest is None else (f"node {lowest.node:x}", lowest.offset))
+
+    async def check(self, log: Log, present: Collection[int]) -> None:
+        """Note which nodes are connected, and report those that retention has passed."""
+        if not self.readers:
+            return
+        now_ns = self._runtime.time_ns()
+        for origin in present:
+            self.readers.seen(origin, now_ns)
+        self.hold()
+        for passed in self.readers.take_passed(await self._run(log.low_water)):
+            self._count("readers_passed", 1)
+            reason = (
+                f"retention removed events of this log that node {passed.node:x} has not stored for its durable "
+                "subscriptions; the node learns what it missed when it requests them"
+            )
+            fields = {"origin": f"{passed.node:x}", "offset": passed.offset}
+            record_reason("RETENTION_PASSED_NODE", logging.WARNING, code="reader_passed", reason=reason, **fields)
+        self.hold()
+
+    # Reports to other nodes.
+
+    async def send(self, present: Collection[int], known_logs: KnownLogs, request: Request) -> None:
+        """Report to connected nodes how far their events are stored here, if that has changed."""
+        for origin in [each for each in present if known_logs.of(each) != self._sent.get(each, {})]:
+            known = known_logs.of(origin)
+            with suppress(ZbusError):  # it is reported again later
+                await request_page(
+                    request, origin, NO_KEYS, 0, 0, TIMEOUT_S, known=known, probe=True, reader=self._origin
+                )
+                self._sent[origin] = known
