@@ -21,17 +21,14 @@ def arrivals(seen: Dedup, publisher_id: int, *sequences: int) -> list[Arrival]:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
 def test_each_identity_is_new_once_in_whatever_order_they_come(identities: list[tuple[int, int]]) -> None:
     seen = Dedup()
-    first_received: dict[int, int] = {}
     reported: set[tuple[int, int]] = set()
-    for publisher, sequence in identities:
-        first_received.setdefault(publisher, sequence)
-        before = sequence < first_received[publisher]
+    for identity in identities:
+        expected = DUPLICATE if identity in reported else NEW
 
-        assert seen.arrival(publisher, sequence) is (
-            LATE if before else DUPLICATE if (publisher, sequence) in reported else NEW
-        )
+        assert (seen.look_up(*identity) is DUPLICATE) is (expected is DUPLICATE)
+        assert seen.arrival(*identity) is expected
 
-        reported.add((publisher, sequence))
+        reported.add(identity)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=200))
@@ -52,8 +49,27 @@ def test_within_any_bounds_nothing_is_new_twice_or_a_duplicate_that_was_not_seen
             reported.add(identity)
 
 
-def test_what_came_before_the_first_one_received_is_late_and_no_duplicate() -> None:
-    assert arrivals(Dedup(), 1, 5, 4, 5) == [NEW, LATE, DUPLICATE]
+def test_a_first_event_with_a_high_sequence_does_not_hide_the_events_before_it() -> None:
+    assert arrivals(Dedup(), 1, 1 << 60, 0, 1, 2, 1, 1 << 60) == [NEW, NEW, NEW, NEW, DUPLICATE, DUPLICATE]
+
+
+def test_events_before_the_first_one_received_are_late_if_their_publisher_may_have_been_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PUBLISHERS_MAX", 1)
+    seen = Dedup()
+    arrivals(seen, 1, 4, 5)
+    arrivals(seen, 2, 0)  # publisher 1 is forgotten
+
+    assert arrivals(seen, 1, 6, 5, 4, 7) == [NEW, LATE, LATE, NEW]
+    assert [seen.look_up(1, sequence).name for sequence in (5, 6)] == ["LATE", "DUPLICATE"]
+
+
+def test_a_range_that_is_one_too_many_is_late_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RANGES_MAX", 1)
+    seen = Dedup()
+
+    assert arrivals(seen, 1, 8, 10, 4, 5, 9, 4, 8) == [NEW, NEW, NEW, LATE, NEW, LATE, DUPLICATE]
 
 
 def test_whatever_a_leap_skipped_is_still_new() -> None:

@@ -18,6 +18,7 @@ from zbus.event import NUMBER_MAX
 from zbus.mesh import dedup, inbox, peer, sequence_marks
 from zbus.mesh.origins import known_logs
 from zbus.ports.lineage import NO_BRANCH
+from zbus.wire.announcement import PROTOCOL, Announcement, encode_announcement
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import encode
 
@@ -48,6 +49,22 @@ def event(publisher_id: int, sequence: int, key: str = "shop/orders", **place: A
     return encode(zbus.Event(publisher_id, sequence, 1, key, b"x", {}, offset), origin, previous)
 
 
+def announcement(protocol_min: int) -> bytes:
+    """The frame of a node without a log that announces itself."""
+    known = Announcement(
+        **dict.fromkeys(("origin", "pid", "started_at", "more"), 8),
+        **dict.fromkeys(("run", "name", "bus", "host", "version"), "future"),
+        **dict.fromkeys(("endpoints", "publishes", "subscribes", "serves"), ()),
+        leaving=False,
+        ttl_s=15.0,
+        has_log=False,
+        metadata={},
+        protocol=protocol_min,
+        protocol_min=protocol_min,
+    )
+    return encode_announcement(known)
+
+
 async def test_an_event_that_cannot_be_told_from_a_duplicate_is_counted_as_late(
     fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +78,28 @@ async def test_an_event_that_cannot_be_told_from_a_duplicate_is_counted_as_late(
             stats = bus.stats()
             assert (stats["duplicates_received"], stats["dropped_late"]) == (1, 1)
     assert [each["code"] for each in records if each["record"] == "EVENT_DROPPED"] == ["late"]
+
+
+async def test_a_forged_first_event_does_not_silence_its_publisher(fabric: FakeFabric) -> None:
+    async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**") as subscription:
+        receive(fabric, event(7, 1 << 60), *[event(7, number, offset=number + 1, origin=9) for number in range(3)])
+
+        async with asyncio.timeout(10):
+            assert [(await anext(subscription)).sequence for _ in range(4)] == [1 << 60, 0, 1, 2]
+        assert "dropped_late" not in bus.stats()
+
+
+async def test_the_frames_of_a_refused_node_are_not_read_until_it_speaks_a_known_protocol(fabric: FakeFabric) -> None:
+    async with zbus.open(transport="fake://") as bus, bus.subscribe("shop/**") as subscription:
+        receive(fabric, event(7, 0, offset=1, origin=8))  # before it announced itself
+        receive(fabric, announcement(PROTOCOL + 1), event(7, 1, offset=2, origin=8, previous=1))
+        receive(fabric, encode_beacon(Beacon(8, 0, 2, {"shop/orders": (2, 7, 1)})), event(3, 0, offset=1, origin=6))
+        receive(fabric, announcement(PROTOCOL), event(7, 2, offset=3, origin=8))
+
+        async with asyncio.timeout(10):
+            assert [(await anext(subscription)).identity for _ in range(3)] == [(7, 0), (3, 0), (7, 2)]
+        stats = bus.stats()
+    assert (stats["frames_refused"], stats["nodes_refused"]) == (2, 1)
 
 
 async def test_forgotten_publishers_are_counted(fabric: FakeFabric, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1622,12 +1622,16 @@ async def test_owed_events_are_fetched_when_the_peer_is_seen_and_the_progress_is
 # Bounds in bytes.
 
 
+HEADERS = msgspec.Raw(msgspec.msgpack.encode({"trace": "x" * 90}))
+
+
+@pytest.mark.parametrize("size", [{"payload": bytes(100)}, {"payload": b"", "headers": HEADERS}])
 async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_others(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, size: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(buffered_events, "BUFFERED_BYTES_MAX", 250)
     context = make()
-    events = [msgspec.structs.replace(each, payload=bytes(100)) for each in context.publish(*range(1, 11))]
+    events = [msgspec.structs.replace(each, **size) for each in context.publish(*range(1, 11))]
     context.available.clear()
     context.receive(events[0])
     context.receive(*events[2:])

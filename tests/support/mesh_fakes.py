@@ -357,6 +357,9 @@ class MeshHost(FakeHost):
     def is_copy(self, branch: Branch, offset: int, digest: bytes = b"") -> bool:
         return False
 
+    def is_refused(self, origin: int, incarnation: int) -> bool:
+        return False
+
     async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         self.described.append((origin, dict(known)))
         if not self.remote_log:

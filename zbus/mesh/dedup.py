@@ -1,9 +1,11 @@
 """Deduplication of received events by identity, in bounded memory.
 
 The sequences of a publisher rise, so a sequence above the highest one seen is new. Sequences that were skipped may
-still arrive over another link. They are kept as ranges, so that a leap costs the same whatever its length. The number
-of ranges is bounded, for each publisher and over all of them. Events outside these bounds cannot be distinguished from
-duplicates, and are called late.
+still arrive over another link. They are kept as ranges, so that a leap costs the same whatever its length. So the first
+event of a publisher says nothing about the earlier ones: a forged one does not silence its publisher.
+
+The number of ranges is bounded, for each publisher and over all of them, and so is the number of publishers. What was
+forgotten because of these bounds cannot be distinguished from duplicates, and is called late.
 """
 
 from __future__ import annotations
@@ -30,18 +32,21 @@ class Arrival(Enum):
 
 
 class _Publisher:
-    """Between `first` and `last`, every sequence was received except the skipped ones. Nothing is known before that."""
+    """Between `first` and `last`, every sequence was received except the skipped ones.
 
-    __slots__ = ("first", "last", "skipped")
+    None was received before `first`, unless something was forgotten.
+    """
 
-    def __init__(self, first: int) -> None:
-        self.first = first
+    __slots__ = ("first", "has_forgotten", "last", "skipped")
+
+    def __init__(self, first: int, has_forgotten: bool) -> None:
+        self.first, self.has_forgotten = first, has_forgotten
         self.last = first - 1
         self.skipped: list[tuple[int, int]] = []  # ranges with both ends, ascending
 
     def forget_ranges(self, number: int) -> None:
         """Forget the lowest skipped ranges, and whatever was received before their ends."""
-        self.first = self.skipped[number - 1][1] + 1
+        self.first, self.has_forgotten = self.skipped[number - 1][1] + 1, True
         del self.skipped[:number]
 
 
@@ -49,8 +54,8 @@ class Dedup:
     """The identities that were received. Not thread-safe. `on_evict` is called for each publisher that is forgotten.
 
     >>> seen = Dedup()
-    >>> [seen.arrival(7, sequence).name for sequence in (5, 5, 7, 6, 4)]
-    ['NEW', 'DUPLICATE', 'NEW', 'NEW', 'LATE']
+    >>> [seen.arrival(7, sequence).name for sequence in (5, 5, 7, 6, 3, 3)]
+    ['NEW', 'DUPLICATE', 'NEW', 'NEW', 'NEW', 'DUPLICATE']
     """
 
     def __init__(self, on_evict: Callable[[], object] = lambda: None) -> None:
@@ -58,6 +63,7 @@ class Dedup:
         self._publishers = Memo[int, _Publisher](PUBLISHERS_MAX, on_evict=self._evicted)  # least recently used first
         self._skipping = Memo[int, _Publisher](PUBLISHERS_MAX)  # those with skipped ranges, in the same order
         self._ranges = 0  # of all publishers
+        self._has_evicted = False
 
     def last(self, publisher_id: int) -> int | None:
         """Return the highest sequence received from a publisher, or None."""
@@ -76,7 +82,7 @@ class Dedup:
         """Return whether this identity is new, and remember it."""
         publisher = self._publishers.get(publisher_id)
         if publisher is None:
-            publisher = self._publishers[publisher_id] = _Publisher(sequence)
+            publisher = self._publishers[publisher_id] = _Publisher(sequence, self._has_evicted)
         else:
             self._publishers.move_to_end(publisher_id)
         last = publisher.last
@@ -87,7 +93,14 @@ class Dedup:
                 self._ranges_changed(publisher_id, publisher, 1)
             return Arrival.NEW
         if sequence < publisher.first:
-            return Arrival.LATE
+            if publisher.has_forgotten:
+                return Arrival.LATE
+            if sequence + 1 < publisher.first:
+                publisher.skipped.insert(0, (sequence + 1, publisher.first - 1))
+                self._ranges_changed(publisher_id, publisher, 1)
+            if not publisher.has_forgotten:  # the new range may have been one too many
+                publisher.first = sequence
+            return Arrival.NEW
         return self._arrival_of_skipped(publisher_id, publisher, sequence)
 
     def look_up(self, publisher_id: int, sequence: int) -> Arrival:
@@ -97,13 +110,13 @@ class Dedup:
         >>> seen.arrival(7, 5), seen.arrival(7, 7)
         (<Arrival.NEW: 1>, <Arrival.NEW: 1>)
         >>> [seen.look_up(7, sequence).name for sequence in (4, 5, 6, 8)]
-        ['LATE', 'DUPLICATE', 'SKIPPED', 'NEW']
+        ['SKIPPED', 'DUPLICATE', 'SKIPPED', 'NEW']
         """
         publisher = self._publishers.get(publisher_id)
         if publisher is None or sequence > publisher.last:
             return Arrival.NEW
         if sequence < publisher.first:
-            return Arrival.LATE
+            return Arrival.LATE if publisher.has_forgotten else Arrival.SKIPPED
         at = bisect_right(publisher.skipped, (sequence, _LATER)) - 1
         return Arrival.DUPLICATE if at < 0 or sequence > publisher.skipped[at][1] else Arrival.SKIPPED
 
@@ -146,6 +159,7 @@ class Dedup:
         self._ranges -= number
 
     def _evicted(self, publisher_id: int, publisher: _Publisher) -> None:
+        self._has_evicted = True
         self._skipping.pop(publisher_id, None)
         self._ranges -= len(publisher.skipped)
         self._on_evict()

@@ -86,6 +86,9 @@ class Receives(Protocol):
     def announcement_received(self, frame: bytes, link: str) -> None:
         """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
 
+    def is_refused(self, origin: int, incarnation: int) -> bool:
+        """Return whether a node was refused, because of the version of its protocol."""
+
     def request_cancelled(self, request_id: int) -> None:
         """Cancel a request whose requester no longer waits."""
 

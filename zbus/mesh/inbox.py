@@ -198,6 +198,8 @@ class Inbox:
         kind = _kind(frame)
         if kind == BEACON:
             beacon = decode_beacon(frame)
+            if self._is_refused(beacon.origin, beacon.branch):
+                return ()
             if beacon.origin != self._own or self._network.is_copy(beacon.branch, beacon.head, beacon.digest):
                 self.sequence_marks.note_beacon(beacon, self.interest)
                 self._network.beacon_received(beacon.origin, beacon.branch.id)
@@ -222,9 +224,21 @@ class Inbox:
             if dense:
                 self._report_sequence_gaps(envelopes)
             return envelopes
+        if self._is_refused(first.origin, first.branch):
+            return ()
         if any(envelope.origin != first.origin for envelope in envelopes):
             raise EventInvalid("malformed frame: its envelopes come from several nodes")
         return self._peer(first.origin, first.branch, envelopes[-1].offset).take(envelopes, link)
+
+    def _is_refused(self, origin: int, branch: Branch) -> bool:
+        """Return whether a frame comes from a node that was refused. It is counted, and its node is not asked again."""
+        if not self._network.is_refused(origin, branch.id):
+            return False
+        self.count("frames_refused", 1)
+        if (peer := self._peers.pop((origin, branch.id), None)) is not None:  # of frames before its announcement
+            peer.close()
+            self._remove_peer(peer)
+        return True
 
     def _hand_over(self) -> None:
         """Accept the events that were taken from frames, and acknowledge those frames."""

@@ -475,6 +475,10 @@ class Network:
         """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
         self.registry.receive(frame, link, self.trust(link))
 
+    def is_refused(self, origin: int, incarnation: int) -> bool:
+        """Return whether a node was refused, because of the version of its protocol."""
+        return self.registry.is_refused(origin, incarnation)
+
     def request_cancelled(self, request_id: int) -> None:
         """Cancel a request whose requester no longer waits."""
         self.request_server.cancel(request_id)

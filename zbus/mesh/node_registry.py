@@ -44,6 +44,7 @@ ANNOUNCEMENTS_PER_TTL = 3  # how often a node announces itself within its TTL
 SOON_S = 0.05  # the delay of an announcement after a new node was seen
 NODES_MAX = 10_000
 REFUSED_S = 60.0  # a node that is refused is reported once in this time
+REFUSED_MAX = 1000
 COPIES_MAX = 1000
 REPLACED_KEPT = 8  # processes of one node that another one replaced
 LATE_S = 2.0  # an announcement of a process that was replaced longer ago than this is not a late one
@@ -134,6 +135,7 @@ class NodeRegistry:
         # Further processes that use copies of the log of a node, by origin and process.
         self._copies: dict[tuple[int, Process], _KnownNode] = {}
         self._refusals = Throttle(REFUSED_S, runtime.monotonic)
+        self._refused = Memo[tuple[int, int], None](REFUSED_MAX)  # by origin and incarnation
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
@@ -146,6 +148,7 @@ class NodeRegistry:
         if announcement.protocol_min > PROTOCOL or announcement.protocol < PROTOCOL_MIN:
             self._refuse(announcement, link)
             return
+        self._refused.pop((origin, announcement.branch.id), None)
         was_present = origin in self._present
         known = self._present.get(origin) or self._gone.get(origin)
         if known is None:
@@ -198,6 +201,7 @@ class NodeRegistry:
 
     def _refuse(self, announcement: Announcement, link: str) -> None:
         self._count("nodes_refused", 1)
+        self._refused[announcement.origin, announcement.branch.id] = None
         if self._refusals.due(announcement.origin):
             reason = (
                 f"its protocol has version {announcement.protocol} and needs {announcement.protocol_min} or later; "
@@ -205,6 +209,10 @@ class NodeRegistry:
             )
             code = "protocol_unsupported"
             record_reason(NODE_REFUSED, logging.ERROR, code=code, reason=reason, **_fields(announcement, link))
+
+    def is_refused(self, origin: int, incarnation: int) -> bool:
+        """Return whether a node was refused, so that its frames could be misread."""
+        return (origin, incarnation) in self._refused
 
     def announce_soon(self) -> None:
         """Announce this node soon, because there is a new link or a new node."""

@@ -401,6 +401,7 @@ COUNTERS: dict[str, str] = {
     "dropped_send_queue_full": "Events dropped because a transport was behind and no log has them.",
     "duplicates_received": "Events received again and recognized by their identity.",
     "events_repaired": "Events fetched from the logs of other nodes.",
+    "frames_refused": "Events and beacons of nodes whose protocol is too old or too new.",
     "gaps": "Gaps found in the events of other nodes.",
     "gaps_open": "Gaps still being requested after the first attempts failed.",
     "gaps_repaired": "Gaps repaired from a log.",

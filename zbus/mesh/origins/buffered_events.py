@@ -34,7 +34,7 @@ class BufferedEvents:
         """Keep some events that came over a link."""
         for envelope in envelopes:
             self._items.append((envelope, link))
-            self._bytes += len(envelope.payload)
+            self._bytes += _size(envelope)
             while len(self._items) > BUFFERED_EVENTS_MAX or self._bytes > BUFFERED_BYTES_MAX:
                 self.evicted_up_to = max(self.evicted_up_to, self._remove_first().offset)
 
@@ -60,5 +60,9 @@ class BufferedEvents:
 
     def _remove_first(self) -> Envelope:
         envelope, _ = self._items.popleft()
-        self._bytes -= len(envelope.payload)
+        self._bytes -= _size(envelope)
         return envelope
+
+
+def _size(envelope: Envelope) -> int:
+    return len(envelope.payload) + len(envelope.headers)
