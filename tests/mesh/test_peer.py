@@ -15,10 +15,10 @@ import pytest
 from mesh_fakes import Counts, FakeRuntime, envelope, recorded
 
 from zbus.errors import LogError, NoResponders, TransportError
+from zbus.mesh import buffered_events
 from zbus.mesh.dedup import Arrival, Dedup
 from zbus.mesh.interest import Interest
 from zbus.mesh.log_service import LogPage
-from zbus.mesh.origins import buffered_events
 from zbus.mesh.origins.claims import CONFIRM_S, UNCONFIRMED_MAX
 from zbus.mesh.peer import EMPTY_PAGE_S, GIVE_UP_S, RETRY_S, TAIL_S, TAIL_TURNS_MAX, Peer
 from zbus.ports.lineage import NO_BRANCH, Branch, Incarnation, Lineage, Mark
@@ -68,7 +68,7 @@ class Context:
         self.gaps: list[tuple[str, int, bool]] = []  # key, sequence after the gap, counted
         self.open_gaps: list[tuple[str, int, int]] = []  # key, after, before
         self.coverages: list[int] = []
-        self.seen = Dedup()
+        self.seen, self.buffer_budget = Dedup(), buffered_events.BufferBudget()
         self.proofs = 0
         self.marks: list[Mark] = []
         self.splits: dict[int, int] = {}
@@ -87,6 +87,7 @@ class Context:
         self.log: list[Envelope] = []
         self.low_water, self.page_events = 0, 100
         self.hidden: set[int] = set()  # corrupt events
+        self.beyond = 0  # what its pages say that they cover, although the log ends before it
         self.errors: list[Exception] = []  # of the next requests
         self.error: Exception | None = None  # of all requests
         self.available = asyncio.Event()
@@ -107,7 +108,9 @@ class Context:
         self.timeline += offsets
         return self.storing if repaired else None
 
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+    async def describe(
+        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
+    ) -> LogPage:
         assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.descriptions.append(dict(known))
         if self.error is not None:
@@ -139,7 +142,7 @@ class Context:
             each for each in self.log if each.offset > max(after, self.low_water) and each.published_at >= from_ns
         ]
         events = events[: self.page_events]
-        covered = events[-1].offset if len(events) == self.page_events else head
+        covered = self.beyond or (events[-1].offset if len(events) == self.page_events else head)
         await self.available.wait()
         kept = [msgspec.structs.replace(each, previous=0) for each in events if each.offset not in self.hidden]
         self.compared += [mark] if mark is not None else []
@@ -851,13 +854,57 @@ async def test_a_trimmed_range_is_reported_before_the_first_event_after_it(make:
     assert len(context.gaps) == 1
 
 
-async def test_a_log_that_ends_before_the_covered_offset_does_not_lower_it(make: Make) -> None:
+async def test_a_log_that_ends_before_what_it_confirmed_is_reported_and_followed_from_its_end(make: Make) -> None:
     context = make(covered=7)
     context.publish(1, 2)
     context.beacon(8, 9)
     await context.settle()
+    assert (context.rewound, context.peer.confirmed) == ([(7, 2)], 2)
 
-    assert (context.coverages, context.delivered) == ([7], [])
+    await asyncio.sleep(1)
+    context.receive(*context.publish(3))
+    assert context.delivered == [3]
+
+
+async def test_a_page_that_covers_more_than_its_log_has_is_not_believed(make: Make) -> None:
+    context = make()
+    one, _, three = context.publish(1, 2, 3)
+    context.beyond = 1 << 60
+    context.receive(one)
+    context.receive(three)
+    await context.settle()
+    assert context.peer.confirmed == 0
+
+    context.beyond = 0
+    await asyncio.sleep(2 * RETRY_S[1])
+    assert (context.delivered, context.peer.confirmed) == ([1, 2, 3], 3)
+
+
+async def test_a_false_beacon_that_passes_lost_events_is_noticed_with_the_next_event_of_their_key(make: Make) -> None:
+    context = make()
+    one, _, _, four = context.publish(1, 2, 3, 4)
+    context.receive(one)
+    await asyncio.sleep(1)
+    context.beacon(0, 1, {A: (1, 7, 1)})
+    context.beacon(1, 3, {"other/key": (3, 9, 9)})
+    assert context.peer.covered == 3
+
+    context.receive(four)
+    await context.settle()
+
+    assert context.delivered == [1, 2, 3, 4]
+
+
+async def test_a_beacon_that_names_an_unknown_event_is_not_believed_because_of_a_later_offset_of_its_key(
+    make: Make,
+) -> None:
+    context = make()
+    one, two = context.publish(1, 2)
+    context.receive(one, msgspec.structs.replace(two, offset=1000, sequence=500, publisher_id=99))
+    context.beacon(0, 2, {A: (2, 7, 2)})
+    await asyncio.sleep(1)
+
+    assert context.delivered == [1, 1000, 2]
 
 
 async def test_a_range_that_was_trimmed_up_to_the_head_is_counted_and_then_reported(make: Make) -> None:

@@ -360,7 +360,9 @@ class MeshHost(FakeHost):
     def is_refused(self, origin: int, incarnation: int) -> bool:
         return False
 
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+    async def describe(
+        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
+    ) -> LogPage:
         self.described.append((origin, dict(known)))
         if not self.remote_log:
             raise NoResponders(f"@zbus/log/{origin:x}")

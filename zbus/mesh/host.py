@@ -11,6 +11,7 @@ from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Log, Row, Stored
 from zbus.wire.envelope import Envelope
 
+from .buffered_events import BufferBudget
 from .dedup import Arrival
 from .gap_ledger import GapReporter
 from .log_service import LogPage
@@ -113,7 +114,9 @@ class Receives(Protocol):
     ) -> LogPage:
         """Request a page of another node's log."""
 
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+    async def describe(
+        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
+    ) -> LogPage:
         """Request a page without events of another node's log."""
 
 
@@ -146,6 +149,10 @@ class Announces(Protocol):
 class PeerContext(GapReporter, Protocol):
     """The inbox, as a peer sees it."""
 
+    @property
+    def buffer_budget(self) -> BufferBudget:
+        """Bounds the buffered events of all peers."""
+
     def accept(self, envelopes: Sequence[Envelope], link: str, repaired: bool = False) -> Awaitable[object] | None:
         """Deliver events, and store those that this node stores. The result completes when they are stored."""
 
@@ -161,7 +168,9 @@ class PeerContext(GapReporter, Protocol):
     ) -> LogPage:
         """Request a page of a log, which compares `mark` with its events. `link` is where its node was last seen."""
 
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+    async def describe(
+        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
+    ) -> LogPage:
         """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
 
     async def wait_for_capacity(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from zbus.errors import EventInvalid, KeyInvalid, LogError
+from zbus.errors import EventInvalid, KeyInvalid, LogError, ZbusError
 from zbus.event import Event
 from zbus.observe.records import (
     EVENT_DROPPED,
@@ -29,24 +29,27 @@ from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Row, Stored
+from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import decode_beacon
 from zbus.wire.envelope import BEACON, CANCEL, MANY, NODE, ONE, Envelope, events_in, open_frame
 
+from .buffered_events import BufferBudget
 from .dedup import Arrival, Dedup
 from .host import Host, Receives
 from .interest import NO_INTEREST, Interest
 from .log_service import NOTHING_KNOWN
 from .origins.incarnations import Incarnations
-from .origins.known_logs import KnownLogs
+from .origins.known_logs import INCARNATIONS_MAX, KnownLogs
 from .peer import Peer
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
+TELL_S, TELL_TIMES = (0.5, 30.0), 20  # how often a log is told that it was copied
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
@@ -85,6 +88,8 @@ class Inbox:
         self._peers = Memo[tuple[int, int], Peer](PEERS_MAX, on_evict=self._evict_peer)  # by origin and incarnation
         self._of_origin: dict[int, list[Peer]] = {}
         self._incarnations = Incarnations(runtime.monotonic, self._report_copies)
+        self._telling: set[asyncio.Task[None]] = set()
+        self.buffer_budget = BufferBudget()
         self._rewinds = Memo[tuple[int, int], tuple[int, int]](PEERS_MAX)  # known and shared offset, until it is proven
         self.known_logs = KnownLogs()
         self._throttle = Throttle(REPORT_S, runtime.monotonic)
@@ -124,6 +129,11 @@ class Inbox:
                     self.known_logs.fetched(peer.id, each, None)
         return {name: value for name, value in self.known_logs.names().items() if name in owed}
 
+    def node_announced(self, origin: int) -> None:
+        """Note that a node is connected: what its log did not answer is requested again at once."""
+        for peer in self._of_origin.get(origin, ()):
+            peer.seen()
+
     def other_logs(self) -> tuple[int, ...]:
         """Return the logs of other nodes that were seen since the start. May be called on any thread."""
         return tuple(each for each in list(self._of_origin) if each & 1)
@@ -139,6 +149,9 @@ class Inbox:
         if self._resuming is not None:
             self._resuming.cancel()
             ending.append(self._resuming)
+        for task in self._telling:
+            task.cancel()
+            ending.append(task)
         self._peers.clear()
         self._of_origin.clear()
         return ending
@@ -235,9 +248,8 @@ class Inbox:
         if not self._network.is_refused(origin, branch.id):
             return False
         self.count("frames_refused", 1)
-        if (peer := self._peers.pop((origin, branch.id), None)) is not None:  # of frames before its announcement
-            peer.close()
-            self._remove_peer(peer)
+        if (peer := self._peers.get((origin, branch.id))) is not None:  # of frames before its announcement
+            self._close_peer(peer)
         return True
 
     def _hand_over(self) -> None:
@@ -269,8 +281,8 @@ class Inbox:
 
     def _peer(self, origin: int, branch: Branch, offset: int) -> Peer:
         """Return the peer that has the events of an incarnation up to an offset."""
-        if not branch.id and origin in self._of_origin:  # only version 0.1 does not name it
-            branch = self._of_origin[origin][-1].branch
+        if not branch.id and (known := self._of_origin.get(origin)):  # only version 0.1 does not name it
+            branch = next((each.branch for each in reversed(known) if each.is_proven), known[-1].branch)
         peer = self._peers.get((origin, branch.id))
         if peer is not None and len(self._of_origin[origin]) == 1:
             self._peers.move_to_end((origin, branch.id))
@@ -285,6 +297,9 @@ class Inbox:
         if key not in self._peers:
             others = self._of_origin.get(origin, [])
             peer = self._new_peer(origin, branch, others)
+            if len(others) >= INCARNATIONS_MAX:
+                self._close_peer(next((each for each in others if not each.is_proven), others[0]))
+                others = self._of_origin[origin]
             self._of_origin[origin] = [*others, peer]
             self._peers[key] = peer
             if others or self.known_logs.mark(origin, branch) is not None:
@@ -318,11 +333,14 @@ class Inbox:
                 self.known_logs.settled(peer.id, other.branch.id, other.confirmed)
             if not self.known_logs.is_split(origin, other.branch.id):
                 peer.succeed(other)
-            other.close()
-            self._remove_peer(other)
-            self._peers.pop((peer.id, other.branch.id), None)
+            self._close_peer(other)
         if (rewind := self._rewinds.pop((peer.id, peer.branch.id), None)) is not None:
             self.report_rewound(peer.id, peer.branch, rewind[0], min(rewind[1], shared))
+
+    def _close_peer(self, peer: Peer) -> None:
+        del self._peers[peer.id, peer.branch.id]
+        peer.close()
+        self._remove_peer(peer)
 
     def _remove_peer(self, peer: Peer) -> None:
         others = [each for each in self._of_origin.pop(peer.id, ()) if each is not peer]
@@ -450,10 +468,16 @@ class Inbox:
             fields = {"origin": f"{origin:x}", "claimed": claimed, "head": head, "link": link}
             record_reason(ORIGIN_UNCONFIRMED, logging.WARNING, code="claim_unconfirmed", reason=reason, **fields)
 
-    def _report_copies(self, origin: int, one: int, other: int) -> None:
-        """Report that two copies of a log are in use: with a counter and a log record."""
+    def _report_copies(self, origin: int, one: int, other: int, marks: Sequence[Mark]) -> None:
+        """Report that two copies of a log are in use: with a counter and a log record.
+
+        `marks`: what the beacons of one incarnation said, if they contradict each other.
+        """
         if one == other and (branch := self._incarnations.branch(origin, one)) is not None:
             self.split(origin, one, branch.before)
+            task = self._loop.create_task(self._tell(origin, one, marks))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
         self.count("copies_found", 1)
         reason = (
             "two nodes use copies of one log. The events of both are received, each as a log of its own. Close one of "
@@ -461,6 +485,21 @@ class Inbox:
         )
         fields = {"origin": f"{origin:x}", "incarnation": f"{one:x}", "other": f"{other:x}"}
         record_reason(ORIGIN_CLONED, logging.ERROR, code="log_copied", reason=reason, **fields)
+
+    async def _tell(self, origin: int, incarnation: int, marks: Sequence[Mark]) -> None:
+        """Let a log compare contradictory marks with its events, until it finds the one that is not its own.
+
+        Then it begins another incarnation, in which positions are certain again.
+        """
+        for mark in marks:
+            pauses = Backoff(*TELL_S, uniform=self._runtime.uniform)
+            for _ in range(TELL_TIMES):
+                try:
+                    if (await self.describe(origin, incarnation, "", NOTHING_KNOWN, mark)).differs_after is not None:
+                        return
+                    break
+                except ZbusError:
+                    await asyncio.sleep(pauses.next())
 
     def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Remember that nothing of a log up to `offset` is missing, once the earlier events are stored.

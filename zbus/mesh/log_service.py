@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from zbus.errors import EventInvalid, KeyInvalid, LogError, TransportError
+from zbus.errors import EventInvalid, KeyInvalid, LogError, NoResponders, TransportError
 from zbus.event import Event
 from zbus.headers import raw_headers
 from zbus.keys import KeySet
@@ -244,7 +244,7 @@ async def request_page(
     wanted = _PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies, mark, reader)
     body = _encode(wanted)
     parts = 0
-    async for part in request(log_key(origin, incarnation), body, timeout_s):
+    async for part in _request_parts(request, origin, incarnation, body, timeout_s):
         parts += 1
         if parts > max(1, events) + 2:  # each part has an event, except for the last one
             raise TransportError(f"log {origin:x} sent more than {parts - 1} parts for {events} events")
@@ -266,6 +266,31 @@ async def request_page(
     if covered is None:
         raise TransportError(f"log {origin:x} sent an incomplete page; retry the request")
     return LogPage(envelopes, *msgspec.structs.astuple(covered))
+
+
+async def _request_parts(
+    request: Request, origin: int, incarnation: int, body: bytes, timeout_s: float
+) -> AsyncIterator[bytes]:
+    """Request a page from an incarnation of a log. Version 0.1, to which a node may go back, knows only the log."""
+    try:
+        async for part in request(log_key(origin, incarnation), body, timeout_s):
+            yield part
+    except NoResponders as error:
+        if not incarnation:
+            raise
+        parts = [part async for part in request(log_key(origin), body, timeout_s)]
+        if not parts or _names_incarnation(parts[-1]):
+            raise error
+        for part in parts:
+            yield part
+
+
+def _names_incarnation(end: bytes) -> bool:
+    """Return whether the last part of a page names the incarnation of its log, as all versions after 0.1 do."""
+    try:
+        return end[:1] != b"\0" or _decode_covered(memoryview(end)[1:]).branch != NO_BRANCH
+    except MALFORMED:
+        return True
 
 
 async def request_log_info(request: Request, timeout_s: float) -> LogInfo:

@@ -427,7 +427,9 @@ class Network:
             request, origin, keys, after, from_ns, PAGE_TIMEOUT_S, incarnation=incarnation, mark=mark
         )
 
-    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
+    async def describe(
+        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
+    ) -> LogPage:
         """Request a page without events: how far a log reaches, and what it shares with `known` incarnations."""
         request = self._request_over(link, origin)
         return await request_page(
@@ -441,6 +443,7 @@ class Network:
             known=known,
             probe=True,
             copies=self.inbox.copies_of(origin, incarnation),
+            mark=mark,
         )
 
     def _request_over(self, link: str, origin: int) -> Request:
@@ -473,7 +476,7 @@ class Network:
 
     def announcement_received(self, frame: bytes, link: str) -> None:
         """Register a node that announced itself. Raises `EventInvalid` if the frame is malformed."""
-        self.registry.receive(frame, link, self.trust(link))
+        self.inbox.node_announced(self.registry.receive(frame, link, self.trust(link)))
 
     def is_refused(self, origin: int, incarnation: int) -> bool:
         """Return whether a node was refused, because of the version of its protocol."""

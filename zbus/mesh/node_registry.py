@@ -139,9 +139,13 @@ class NodeRegistry:
         self._soon = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self._announce_periodically())
 
-    def receive(self, frame: bytes, link: str, trust: str) -> None:
-        """Register the announcement of another node. Raises `EventInvalid` if the frame is malformed."""
+    def receive(self, frame: bytes, link: str, trust: str) -> int:
+        """Register the announcement of another node, and return its id. Raises `EventInvalid` for a malformed frame."""
         announcement = decode_announcement(frame)
+        self._register(announcement, link, trust)
+        return announcement.origin
+
+    def _register(self, announcement: Announcement, link: str, trust: str) -> None:
         origin = announcement.origin
         if origin == self._network.origin and announcement.branch.id in (0, self._network.branch.id):
             return

@@ -24,6 +24,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from zbus.errors import RequestError, TransportError, ZbusError
+from zbus.event import NUMBER_MAX
 from zbus.observe.records import (
     EVENT_REPLAY_DELIVERED,
     EVENT_REPLAY_FAILED,
@@ -38,12 +39,12 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
 from zbus.wire.envelope import Envelope
 
+from .buffered_events import BufferedEvents
 from .dedup import Arrival
 from .gap_ledger import GapLedger, TrimmedRanges
 from .host import PeerContext
 from .interest import NEVER
 from .log_service import NOTHING_KNOWN, LogPage
-from .origins.buffered_events import BufferedEvents
 from .origins.claims import Claims
 from .origins.clock_skew import ClockSkew
 from .origins.known_logs import NOTHING_OWED
@@ -52,6 +53,7 @@ TAIL_S = 0.25  # how long the last events that a beacon names may still be in fl
 TAIL_TURNS_MAX = 20  # how often that time is extended while other events keep arriving
 GIVE_UP_S = 10.0
 RETRY_S = (0.05, 2.0)
+RETRY_AWAY_S = (2.0, 60.0)  # after it was given up, unless the peer is seen again
 KEYS_MAX = 100_000  # whose last offsets are kept between two beacons
 EMPTY_PAGE_S = 0.01  # the pause after a page without events, if more follow
 
@@ -87,7 +89,8 @@ class Peer:
         self._clock_ns = NEVER  # when the first received event was published, by the clock of the peer
         self._taken_events = 0
         self._last: dict[str, int] = {}
-        self._buffered = BufferedEvents()
+        self._passed: dict[str, int] = {}  # the last offset of keys that beacons have passed since the last repair
+        self._buffered = BufferedEvents(context.buffer_budget)
         self._pending: Beacon | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._repairing: asyncio.Task[None] | None = None
@@ -118,6 +121,11 @@ class Peer:
     def reach(self) -> int:
         """The highest offset that was received or confirmed."""
         return max(self.covered, self.confirmed or 0, *self._last.values(), 0)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its log has replied."""
+        return self._claims.is_proven
 
     @property
     def is_repairing(self) -> bool:
@@ -167,6 +175,14 @@ class Peer:
             if envelope.key != key:
                 key = envelope.key
                 seen = max(last.get(key, covered), covered)
+                if (
+                    self.has_log
+                    and key not in last
+                    and self._passed.get(key, NUMBER_MAX) < envelope.previous <= covered
+                ):
+                    self._buffered.add(envelopes[at:], link)
+                    self.distrust(self._passed[key])  # a false beacon passed events that did not arrive
+                    break
             if envelope.offset <= seen:
                 if new and new[-1].offset == envelope.offset and _identity(new[-1]) == _identity(envelope):
                     self._context.count("duplicates_received", 1)  # it was buffered twice
@@ -202,10 +218,10 @@ class Peer:
         """Compare the events that arrived with those that were sent."""
         self.link = link
         self._settling_beacons = max(0, self._settling_beacons - 1)
+        self.seen()
         if self._covered is None and not self.has_log:
             # Its events may still be in flight on another thread, or were sent before this node subscribed.
             self._covered, self._settling_beacons = beacon.since, 1
-        self._seen_again.set()
         if self._owed:
             self._repair()
         if self._covered is not None and beacon.head <= self._covered:
@@ -231,9 +247,15 @@ class Peer:
         else:
             self._believe(beacon)
 
+    def seen(self) -> None:
+        """Note that its node is connected: what was not answered is requested again at once."""
+        self._seen_again.set()
+        self._claims.seen_again.set()
+
     def interest_changed(self) -> None:
         """Note that the key expressions have changed: the first event of a key may have unknown predecessors."""
         self._settling_beacons = 2
+        self._passed.clear()
 
     def rewind(self, offset: int) -> None:
         """Request the events after `offset`, an earlier `covered`, again, because some could not be stored."""
@@ -263,8 +285,15 @@ class Peer:
         if self._repairing is not None:
             self._repairing.cancel()
             ending.append(self._repairing)
+        self._buffered.take()
         self._gap_ledger.close()
         return ending
+
+    def _passed_too_far(self, envelope: Envelope) -> int | None:
+        """Return the last offset of a key before a false beacon that has passed events of it which did not arrive."""
+        passed = self._passed.get(envelope.key, NUMBER_MAX)
+        is_hidden = passed < envelope.previous <= self.covered and envelope.key not in self._last
+        return passed if is_hidden and self.has_log else None
 
     def _is_missed(self, envelope: Envelope) -> bool:
         """Return whether an event must be delivered, although its offset was passed already.
@@ -308,9 +337,15 @@ class Peer:
         covered, interest = self._covered or 0, self._context.interest
         return [
             key
-            for key, (offset, _, _) in beacon.newest.items()
-            if offset > self._expected_after(key, covered) and interest.of(key).since != NEVER
+            for key, (offset, *identity) in beacon.newest.items()
+            if (offset > self._expected_after(key, covered) or (offset > covered and self._is_unknown(*identity)))
+            and interest.of(key).since != NEVER
         ]
+
+    def _is_unknown(self, publisher_id: int, sequence: int) -> bool:
+        """Return whether an event did not arrive, although another one claimed a later offset on its key."""
+        known = self._context.look_up(publisher_id, sequence)
+        return not self._gave_up and known in (Arrival.NEW, Arrival.SKIPPED)
 
     def _expected_after(self, key: str, covered: int) -> int:
         """Return the offset after which the events of a key are expected."""
@@ -355,7 +390,11 @@ class Peer:
         """Advance as far as the events that a beacon names show. That its log reaches further, the log must confirm."""
         named = max([offset for offset, _, _ in beacon.newest.values()], default=0)
         self._claims.believe(beacon.head, beacon.digest if named == beacon.head else b"")
-        self._advance(min(beacon.head, named) if self.has_log else beacon.head)
+        head = min(beacon.head, named) if self.has_log else beacon.head
+        if len(self._passed) + len(self._last) > KEYS_MAX:
+            self._passed.clear()
+        self._passed |= {key: offset for key, offset in self._last.items() if offset <= head}
+        self._advance(head)
 
     def _advance(self, head: int) -> None:
         self._covered, self._pending = max(head, self._covered or 0), None
@@ -379,6 +418,7 @@ class Peer:
     def _repair(self) -> None:
         if self._repairing is None:
             self._pending = None
+            self._passed.clear()
             self._claims.repair_begins()
             self._repaired_after = (self._covered or 0) if self._covered is not None or self._last else None
             run = self._run_repair if self.has_log else self._await_and_give_up
@@ -410,7 +450,7 @@ class Peer:
                 if self._is_done():
                     break
                 await self._progress(len(page))
-                pauses.reset()
+                pauses = Backoff(*RETRY_S, uniform=self._runtime.uniform)
             except Exception as error:
                 pause = pauses.next()
                 if not isinstance(error, RequestError):  # no responders, or a timeout: expected, so only retry
@@ -427,6 +467,8 @@ class Peer:
                             events=found,
                             **fields,
                         )
+                    if not failed:
+                        pauses = Backoff(*RETRY_AWAY_S, uniform=self._runtime.uniform)
                     failed = True
                     self._give_up()
                     if self._repairing is None:
@@ -486,6 +528,9 @@ class Peer:
             return ()
         self._skew.measure(page.now_ns, asked_at)
         self._claims.compare_heads(heads, page, link)
+        if self._claims.is_shorter(page):
+            self._rewind_to, self._complete = page.head, False
+            return ()
         self._check_page(page, after)
         # A new peer may have removed events before the first contact, which a stored key was waiting for.
         trimmed = page.low_water > after and (self._covered is not None or bool(self._last) or self._lacks(page))
@@ -493,7 +538,8 @@ class Peer:
         for envelope in page.envelopes:
             if self._predates_interest(envelope, interest.of(envelope.key).since):
                 continue
-            if envelope.offset > max(after, self._last.get(envelope.key, 0)):
+            passed = envelope.offset <= self._last.get(envelope.key, 0)
+            if envelope.offset > after and (not passed or self._was_never_seen(envelope)):
                 new.append(envelope)
         reported = trimmed and await self._accept_buffered(page.low_water)
         if page.skipped:
@@ -536,11 +582,18 @@ class Peer:
             await stored
         return reported
 
+    def _was_never_seen(self, envelope: Envelope) -> bool:
+        """Return whether an event is missing, although another one claimed a later offset on its key."""
+        arrival = self._context.look_up(envelope.publisher_id, envelope.sequence)
+        return arrival is Arrival.NEW or (arrival is Arrival.SKIPPED and self._context.interest.of(envelope.key).stored)
+
     def _is_known(self, envelope: Envelope) -> bool:
         return self._context.look_up(envelope.publisher_id, envelope.sequence) is Arrival.DUPLICATE
 
     def _check_page(self, page: LogPage, after: int) -> None:
         """Report corrupt events that the peer left out. Raises `TransportError` if the page does not advance."""
+        if page.covered > page.head:
+            raise TransportError(f"the page covers offset {page.covered}, but the log ends with {page.head}")
         if page.covered <= after and page.covered < page.head:
             reason = f"the page after offset {after} covers nothing, although the log reaches {page.head}"
             raise TransportError(reason)
@@ -562,6 +615,8 @@ class Peer:
         while True:
             page = await self._context.page(self.id, after, 0, link, (expression,), incarnation=self.branch.id)
             self._check_page(page, after)
+            if 0 < after < page.low_water:  # retention removed some of what was owed
+                TrimmedRanges(self.id, page.low_water, self._context, self._runtime).report_range(after)
             wanted = [
                 each
                 for each in page.envelopes

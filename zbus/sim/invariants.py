@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from zbus.bridge.config import BridgeConfig
 from zbus.deliver.subscriber import PAGE_EVENTS_MIN
+from zbus.mesh.buffered_events import BUFFERED_EVENTS_MAX
 from zbus.mesh.inbox import PEERS_MAX
-from zbus.mesh.origins.buffered_events import BUFFERED_EVENTS_MAX
 from zbus.mesh.peer import KEYS_MAX
 from zbus.mesh.send_queue import BACKLOG_EVENTS_MAX
 from zbus.node import Node

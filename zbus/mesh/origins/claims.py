@@ -16,6 +16,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from zbus.errors import TransportError
@@ -29,7 +30,7 @@ from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Newest
 from zbus.wire.envelope import Envelope
 
-CONFIRM_S = (1.0, 5.0)  # the pauses before the log is asked to confirm a position; the longer ones after failures
+CONFIRM_S = (1.0, 60.0)  # the pauses before the log is asked to confirm a position; the longer ones after failures
 UNCONFIRMED_MAX = 3  # how often the log must say that it does not reach a position
 BELIEVED_MAX = 32  # beacons, as several links may repeat them
 DOUBT_S = 2.0  # a contradiction leads to a repair at most this often
@@ -86,12 +87,13 @@ class Claims:
         self._claimed = 0  # how far its log reaches, as beacons say
         self._believed: deque[int] = deque(maxlen=BELIEVED_MAX)  # the heads of the last beacons
         self._heads: deque[Head] = deque(maxlen=HEADS_KEPT)  # of the beacons during a repair
-        self._is_proven = False  # the log has replied
+        self.is_proven = False  # the log has replied
         self._doubted_at = -math.inf
         self._mark = mark  # the last one that its log has named
         self._is_compared = mark is None  # with the log, since the last pause
         self._compared_at = -math.inf
         self._confirming: asyncio.Task[None] | None = None
+        self.seen_again = asyncio.Event()
 
     # Beacons.
 
@@ -175,12 +177,21 @@ class Claims:
         peer = self._peer
         if page.branch.id not in (0, peer.branch.id):
             raise TransportError(f"log {peer.id:x} is in incarnation {page.branch.id:x}, not {peer.branch.id:x}")
-        if not self._is_proven:
-            self._is_proven = True
+        if not self.is_proven:
+            self.is_proven = True
             self._context.proven(peer.id, peer.branch.id, shared)
         if self._is_compared and page.mark.incarnation == peer.branch.id:
             self._keep(page.mark, confirmed=True)
         return page
+
+    def is_shorter(self, page: LogPage) -> bool:
+        """Return whether the log ends before the position that it has confirmed, and go back to its end if it does."""
+        known = self.confirmed or 0
+        if page.head >= known:
+            return False
+        self._context.report_rewound(self._peer.id, self._peer.branch, known, page.head)
+        self.confirmed = page.head
+        return True
 
     def _keep(self, mark: Mark, confirmed: bool) -> None:
         if mark.digest and self._context.marked(self._peer.id, mark, confirmed):
@@ -226,11 +237,11 @@ class Claims:
 
         It is also asked for the events after the last one that a beacon named. If there are any, they are missing.
         """
-        pauses, refused = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0
+        pauses, refused, failed = Backoff(*CONFIRM_S, jitter=0, uniform=self._runtime.uniform), 0, False
         peer, context = self._peer, self._context
         try:
             while self._is_unconfirmed():
-                await asyncio.sleep(pauses.next())
+                await self._pause(pauses.next(), until_seen=failed)
                 if not self._is_unconfirmed():
                     continue  # a repair has, or will
                 covered, claimed = peer.covered, max(peer.covered, self._claimed)
@@ -242,7 +253,9 @@ class Claims:
                     self.replied(page)
                 except Exception as error:  # it is asked again; until then the position is not stored
                     record_reason(EVENT_RETRY, logging.DEBUG, code="confirm_failed", reason=str(error), origin=peer.id)
+                    failed = True
                     continue
+                failed = False
                 pauses.reset()
                 if not self._is_unconfirmed():
                     continue
@@ -257,6 +270,19 @@ class Claims:
                     self._refuse(claimed, page.head)
         finally:
             self._confirming = None
+
+    async def _pause(self, pause_s: float, until_seen: bool) -> None:
+        """Wait, but after a failure at most until the peer is seen again, and then for the shortest pause.
+
+        After the longest pause, wait until then: a node that is gone is not asked for ever.
+        """
+        if until_seen and pause_s > CONFIRM_S[0]:
+            self.seen_again.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if pause_s >= CONFIRM_S[1] else pause_s):
+                    await self.seen_again.wait()
+            pause_s = CONFIRM_S[0]
+        await asyncio.sleep(pause_s)
 
     def _is_unconfirmed(self) -> bool:
         claimed = max(self._peer.covered, self._claimed)

@@ -13,15 +13,29 @@ from zbus.wire.envelope import Envelope
 BUFFERED_EVENTS_MAX = 8192
 BUFFERED_BYTES_MAX = 16 * 1024 * 1024
 
+BUFFERED_TOTAL_MAX = 64 * 1024 * 1024
+
 Item = tuple[Envelope, str]  # with the link over which it came
+
+
+class BufferBudget:
+    """The bytes that the buffered events of all peers take together."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the next peer that buffers events must evict some of its own."""
+        return self.used_bytes > BUFFERED_TOTAL_MAX
 
 
 class BufferedEvents:
     """The buffered events of one peer, in the order in which they came. Lives on the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: BufferBudget) -> None:
         self._items: deque[Item] = deque()
-        self._bytes = 0
+        self._bytes, self._budget = 0, budget
         self.evicted_up_to = 0  # the highest offset of an evicted event
 
     def __len__(self) -> int:
@@ -34,13 +48,14 @@ class BufferedEvents:
         """Keep some events that came over a link."""
         for envelope in envelopes:
             self._items.append((envelope, link))
-            self._bytes += _size(envelope)
-            while len(self._items) > BUFFERED_EVENTS_MAX or self._bytes > BUFFERED_BYTES_MAX:
+            self._count(_size(envelope))
+            while self._items and self._is_full:
                 self.evicted_up_to = max(self.evicted_up_to, self._remove_first().offset)
 
     def take(self) -> list[Item]:
         """Return the events by offset, and forget them."""
-        taken, self._items, self._bytes = self.by_offset(), deque(), 0
+        taken, self._items = self.by_offset(), deque()
+        self._count(-self._bytes)
         return taken
 
     def by_offset(self) -> list[Item]:
@@ -60,8 +75,17 @@ class BufferedEvents:
 
     def _remove_first(self) -> Envelope:
         envelope, _ = self._items.popleft()
-        self._bytes -= _size(envelope)
+        self._count(-_size(envelope))
         return envelope
+
+    @property
+    def _is_full(self) -> bool:
+        too_large = self._bytes > BUFFERED_BYTES_MAX or self._budget.is_exceeded
+        return too_large or len(self._items) > BUFFERED_EVENTS_MAX
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._budget.used_bytes += size
 
 
 def _size(envelope: Envelope) -> int:
