@@ -55,6 +55,15 @@ async def test_a_position_that_cannot_be_stored_keeps_no_other_from_being_stored
     ]
 
 
+async def test_the_mark_of_a_publisher_that_was_forgotten_is_removed(log_path: Path) -> None:
+    async with zbus.open(config=zbus.BusConfig(log=str(log_path), keep=["**"])) as bus:
+        network: Any = node_of(bus).network
+        network._store({7: 5, 8: 5})
+        network._store({7: 0})
+
+        assert [name for name in network._log.positions.load() if name.startswith("heard/")] == ["heard/8"]
+
+
 def test_a_transport_that_fails_to_close_is_recorded() -> None:
     def fail() -> None:
         raise TransportError("the socket is stuck")

@@ -129,10 +129,10 @@ def test_publishers_announced_longest_ago_are_forgotten_first(monkeypatch: pytes
     found = SequenceMarks(FakeRuntime())
     for publisher_id in (1, 2, 3, 1, 4):
         found.remember(publisher_id, 5)
-    assert found.take() == {1: 5, 2: 5, 3: 5, 4: 5}
+    assert found.take() == {1: 5, 2: 0, 3: 5, 4: 5}  # 2 is not stored any more
 
     for publisher_id in (1, 3, 4):
         found.remember(publisher_id, 5)
     assert found.take() == {}
     found.remember(2, 5)  # forgotten, so it is new again
-    assert found.take() == {2: 5}
+    assert found.take() == {2: 5, 1: 0}

@@ -629,8 +629,14 @@ class Network:
         if now:  # an embedded bus without durable subscriptions stores nothing
             now |= self._stamps()
         replaced = {name for name in self._stored if _link_of(name) in sent or _kind(name) in REPLACED_KINDS}
-        forgotten = [name for name in self._stored if name in replaced and name not in now]
-        self._unstored |= {f"heard/{publisher_id:x}": number for publisher_id, number in sequence_marks.items()}
+        forgotten = {name for name in replaced if name not in now}
+        for publisher_id, number in sequence_marks.items():
+            name = f"heard/{publisher_id:x}"
+            if number:
+                self._unstored[name] = number
+            else:  # otherwise a row would stay for each publisher that there ever was
+                self._unstored.pop(name, None)
+                forgotten.add(name)
         changed = {name: value for name, value in now.items() if self._stored.get(name) != value} | self._unstored
         for name in [name for name, value in changed.items() if not 0 <= value <= NUMBER_MAX]:
             self._failures.report("POSITIONS_NOT_STORED", "position_out_of_range", name, detail=str(changed.pop(name)))
@@ -639,7 +645,7 @@ class Network:
                 if changed:
                     self._log.positions.store(changed)
                 if forgotten:
-                    self._log.positions.remove(forgotten)
+                    self._log.positions.remove(list(forgotten))
                 self._stored = {name: value for name, value in self._stored.items() if name not in forgotten} | now
                 self._unstored = {}
             except Exception as error:

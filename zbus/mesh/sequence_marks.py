@@ -30,7 +30,8 @@ class SequenceMarks:
 
     def __init__(self, runtime: Runtime) -> None:
         self._time_ns = runtime.time_ns
-        self._next = Memo[int, int](PUBLISHERS_MAX)  # by publisher; the least recently named one comes first
+        # By publisher; the least recently named one comes first.
+        self._next = Memo[int, int](PUBLISHERS_MAX, on_evict=lambda publisher_id, _: self._forget(publisher_id))
         self._changed: dict[int, int] = {}
 
     def load(self, publisher_id: int, number: int) -> None:
@@ -55,7 +56,10 @@ class SequenceMarks:
         if number > known:
             self._changed[publisher_id] = number
 
+    def _forget(self, publisher_id: int) -> None:
+        self._changed[publisher_id] = 0
+
     def take(self) -> dict[int, int]:
-        """Return the marks that changed since the last call."""
+        """Return the marks that changed since the last call. Those that were forgotten are 0."""
         taken, self._changed = self._changed, {}
         return taken
