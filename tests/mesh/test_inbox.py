@@ -17,9 +17,11 @@ from mesh_fakes import OTHER, OWN, MeshHost, envelope, recorded, turns
 
 from zbus.errors import BusClosed, LogError
 from zbus.event import Event, Provenance
+from zbus.mesh import buffered_events
 from zbus.mesh import inbox as module
 from zbus.mesh.inbox import REPORT_S, Inbox
-from zbus.ports.lineage import NO_BRANCH
+from zbus.mesh.origins.known_logs import INCARNATIONS_MAX
+from zbus.ports.lineage import NO_BRANCH, Branch, Mark, digest_number
 from zbus.ports.log import Stored
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import CANCEL, MANY, NODE, Envelope, encode, encode_run
@@ -698,6 +700,47 @@ async def test_a_full_table_of_peers_closes_the_one_that_was_not_seen_for_longes
 
     assert set(inbox.other_logs()) == {5, 7, 11}
     assert sum(task.cancelled() for task in repairs) == 1  # of the one that was closed
+
+
+async def test_the_incarnations_of_one_log_that_never_replied_are_bounded(host: InboxHost) -> None:
+    inbox = host.inbox()
+    receive = inbox.receiver("nats", False)
+    for number in range(1, 100):
+        receive(encode_beacon(Beacon(LOGGED, 0, 1, {}, Branch(number, 1, number))))
+        await turns()
+
+    assert len(inbox._peers) == len(inbox._of_origin[LOGGED]) == INCARNATIONS_MAX
+    assert inbox._of_origin[LOGGED][-1].branch.id == 99
+
+
+async def test_contradictory_digests_are_shown_to_the_log_until_it_finds_the_wrong_one(host: InboxHost) -> None:
+    inbox = host.inbox()
+    receive = inbox.receiver("nats", False)
+    for digest in (b"\1" * 8, b"\2" * 8):
+        receive(encode_beacon(Beacon(LOGGED, 0, 3, {}, Branch(7, 1, 7), digest)))
+    host.remote_log = [envelope(3)]
+    await turns(30)
+
+    assert [mark for mark in host.compared if mark is not None] == [
+        Mark(7, 3, digest_number(each)) for each in (b"\1" * 8, b"\2" * 8)
+    ]
+
+
+async def test_all_repairs_together_buffer_a_bounded_number_of_bytes(
+    host: InboxHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffered_events, "BUFFERED_TOTAL_MAX", 3_000)
+    inbox = host.inbox()
+    receive = inbox.receiver("nats", False)
+    for origin in (5, 7, 9, 11):
+        receive(framed(envelope(1, 0, LIVE, origin=origin, publisher_id=origin)))
+        receive(framed(envelope(3, 2, LIVE, origin=origin, publisher_id=origin, payload=bytes(990))))
+    await turns()
+
+    assert inbox.buffer_budget.used_bytes <= 3_000
+    assert [len(each._buffered) for each in inbox._peers.values()] == [1, 1, 1, 0]
+    inbox.close()
+    assert inbox.buffer_budget.used_bytes == 0
 
 
 async def test_a_peer_that_returns_goes_on_from_its_position(host: InboxHost, monkeypatch: pytest.MonkeyPatch) -> None:

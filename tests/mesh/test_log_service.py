@@ -14,7 +14,7 @@ import pytest
 from log_support import append, raw
 from msgspec.structs import replace
 
-from zbus.errors import LogError, TransportError
+from zbus.errors import LogError, NoResponders, TransportError
 from zbus.event import Event, Provenance
 from zbus.headers import encode_headers
 from zbus.keys import KeySet
@@ -263,6 +263,28 @@ async def test_an_answer_of_an_earlier_version_counts_nothing_as_skipped() -> No
         yield b"\0" + encode((4, 9, 1))
 
     assert await request_page(ask, 5, ("**",), 0, 0, 5.0) == LogPage([], 4, 9, 1, 0)
+
+
+@pytest.mark.parametrize(("end", "is_asked"), [((4, 4, 0), True), ((4, 4, 0, 0, [9, 1, 9]), False)])
+async def test_a_node_that_went_back_to_the_first_version_is_asked_without_an_incarnation(
+    end: tuple[Any, ...], is_asked: bool
+) -> None:
+    asked: list[str] = []
+
+    async def ask(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        asked.append(key)
+        if len(asked) == 1:
+            raise NoResponders(key)
+        yield b"\0" + encode(end)
+
+    page = request_page(ask, 5, ("**",), 0, 0, 5.0, incarnation=7)
+
+    if is_asked:
+        assert (await page).covered == 4
+    else:  # another incarnation of the log replied
+        with pytest.raises(NoResponders):
+            await page
+    assert asked == ["@zbus/log/5/7", "@zbus/log/5"]
 
 
 async def test_replies_that_bring_no_event_are_no_page_however_long_they_go_on() -> None:

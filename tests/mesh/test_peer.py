@@ -1697,6 +1697,37 @@ async def test_buffered_events_are_bounded_in_bytes_and_the_log_supplies_the_oth
 BRANCH = Branch(9, 1, 9)
 
 
+async def test_owed_events_that_retention_removed_before_they_were_fetched_are_reported(make: Make) -> None:
+    context = make(owed={A: 4})
+    context.publish(*range(1, 11))
+    context.low_water = 7
+    with recorded(logging.WARNING) as records:
+        context.beacon(9, 10)
+        await context.settle()
+
+    gaps = [(each["code"], each["after"], each["until"]) for each in records if each["record"] == "EVENT_GAP"]
+    assert ("gap_trimmed", 4, 7) in gaps
+    assert {8, 9, 10} <= set(context.delivered)
+
+
+async def test_a_log_that_never_replies_is_not_asked_to_confirm_for_ever_but_again_when_its_node_is_seen(
+    make: Make,
+) -> None:
+    context = make()
+    context.error = NoResponders("log")
+    context.receive(*context.publish(1))
+    context.beacon(0, 1)
+    await asyncio.sleep(3600)
+    asked = len(context.descriptions)
+    await asyncio.sleep(3600)
+    assert len(context.descriptions) == asked < 20
+
+    context.error = None
+    context.peer.seen()
+    await asyncio.sleep(5)
+    assert context.coverages == [1]
+
+
 async def test_the_mark_of_a_page_is_remembered_and_compared_in_the_next_repair(make: Make) -> None:
     context = make(branch=BRANCH)
     context.digest = 77
