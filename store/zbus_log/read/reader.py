@@ -41,6 +41,8 @@ from zbus_log.file.tables import (
     get_state,
 )
 
+from .copied import check_if_copied
+
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 LIMIT_MIN = 128
 WINDOW_MIN = 4 * BLOCK
@@ -95,8 +97,8 @@ _ALL_KEYS = KeySet.all()
 def readable(path: str, *, has_record: bool = True) -> Engine:
     """Return a read-only engine. Raises `ConfigInvalid` if there is no log.
 
-    Raises `LogDamaged` for another version, or if events that the head record names are missing. A backup, and a copy
-    that is not complete yet, have no record.
+    Raises `LogDamaged` for another version, if events that the head record names are missing, or for an incomplete copy
+    of a log in use. A backup, and a copy that is being made, have no record.
     """
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
@@ -111,6 +113,8 @@ def readable(path: str, *, has_record: bool = True) -> Engine:
             if has_record:
                 check_is_no_backup(connection, path)
                 compare_with_record(connection, path)
+        if has_record:
+            check_if_copied(path)
     except BaseException:
         engine.dispose()
         raise
