@@ -62,6 +62,7 @@ from .file.tables import (
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
 from .purging import Purge, preview
+from .read.comparison import NO_RECORD, Loss, find_loss
 from .read.copied import check_copy
 from .read.reader import SqliteReader, check_is_no_backup, readable
 from .read.tiered_reader import TieredReader
@@ -509,9 +510,11 @@ class SqliteLog:
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
             after = max(state.head, lost)
             begun = new_incarnation(after + 1)
-            self._lineage = extended(read_incarnations(self._connection), begun)
+            before = Lineage(read_incarnations(self._connection))
+            self._lineage = extended(before.incarnations, begun)
         try:
-            self._record.update(state._replace(incarnation=begun.id))
+            # The log stores the new incarnation with its first commit, so the record names it then too.
+            self._record.update(state._replace(incarnation=before.of(state.head) or 0))
             self._record.record_file(self.path)
             self._record.sync()
         except OSError as error:
@@ -555,33 +558,22 @@ class SqliteLog:
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
         head, epoch = get_head(self._writing), get_epoch(self._writing)
-        problem: LogDamaged | None = None
-        end_is_missing = False
         if known is None:
             if head == 0:
                 return Head(epoch)
-            problem = LogDamaged(
-                self.path, "it has no head record, so the loss of its newest events could not be detected"
-            )
+            loss: Loss | None = Loss(NO_RECORD, None)
             known = Head(epoch, head, head + RESERVE)
-        elif known.epoch != epoch and known.head > 0:
-            problem = LogDamaged(
-                self.path, "this is a different log from the one that the head record describes", (1, known.head)
-            )
-        elif head < known.head:
-            end_is_missing = True
-            reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
-            problem = LogDamaged(self.path, reason, (head + 1, known.head))
         else:
-            gaps = self._tail_gaps(head)
-            if gaps:
+            loss = find_loss(self._writing, known)
+            if loss is None and (gaps := self._tail_gaps(head)):
                 count = sum(last - first + 1 for first, last in gaps)
                 reason = f"{count} events are missing among the newest, the first at offset {gaps[0][0]}"
-                problem = LogDamaged(self.path, reason, (gaps[0][0], gaps[-1][1]))
+                loss = Loss(reason, (gaps[0][0], gaps[-1][1]))
         # Durability 'os' permits the loss of the newest events after a power cut, and no other loss.
-        cut = self._record is not None and self._record.power_was_cut and (problem is None or end_is_missing)
-        if problem is None and not cut:
+        cut = self._record is not None and self._record.power_was_cut and (loss is None or loss.is_end)
+        if loss is None and not cut:
             return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
+        problem = None if loss is None else LogDamaged(self.path, loss.reason, loss.missing)
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the newest events may be missing, as durability 'os' permits"

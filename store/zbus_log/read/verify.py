@@ -39,6 +39,8 @@ from zbus_log.file.tables import (
     get_state,
 )
 
+from .comparison import find_loss
+
 PAGE_BYTES = 16 * 1024 * 1024
 
 _CHOSEN = "SELECT * FROM events WHERE offset BETWEEN :first AND :last ORDER BY offset LIMIT :limit"
@@ -101,6 +103,7 @@ def _verify(path: str, progress: Callable[[int, int], None] | None) -> tuple[Rep
                     problems.append(f"SQLite: {finding}")
             with snapshot(connection):
                 state, head = get_state(connection), get_head(connection)
+                loss = None if record is None else find_loss(connection, record)
             found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
             losses = [(int(first), int(last)) for first, last in found]
             if file_version(connection) >= LINEAGE_SINCE:
@@ -119,10 +122,10 @@ def _verify(path: str, progress: Callable[[int, int], None] | None) -> tuple[Rep
         return Report(0, 0, 0, problems, []), None
     finally:
         engine.dispose()
-    if record is not None and record.head and record.epoch != state.epoch:
-        problems.append("this is a different log from the one that the head record describes")
-    elif record is not None and record.head > head:
+    if loss is not None and loss.is_end and record is not None:
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
+    elif loss is not None:
+        problems.append(loss.reason)
     problems += _check_cursors(path)
     left = OldFolder(path).describe()
     seen, warnings = events.seen, () if left is None else (left,)
