@@ -19,7 +19,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import record
 from zbus.util.memo import Memo
 
-from .file.database import transaction
+from .file.database import log_errors, transaction
 from .file.tables import BLOCK, get_low_water
 from .retention import Rules, too_old_until
 from .write.removal import Removal
@@ -90,11 +90,15 @@ class KeyRetention:
             block = (at + 1) // BLOCK
             self._until[age_s] = end = min(target, block * BLOCK + BLOCK - 1)
             try:
-                chosen = self._removal.choose(block, end, lambda key: self.age_of(key) != age_s)
-                if chosen.offsets:
-                    return self._removal.remove(chosen, self._save)
+                with log_errors(self._path, writing=True):
+                    chosen = self._removal.choose(block, end, lambda key: self.age_of(key) != age_s)
+                    if chosen.offsets:
+                        return self._removal.remove(chosen, self._save)
             except LogDamaged as error:  # its events stay until the low-water mark passes them
                 record("LOG_TASK_FAILED", logging.WARNING, error, path=self._path)
+            except BaseException:  # such as a full disk: the next step examines this block again
+                self._until[age_s] = at
+                raise
         if self._until[age_s] - self._saved[age_s] >= UNSAVED_BLOCKS_MAX * BLOCK:
             with transaction(self._connection):
                 self._save()

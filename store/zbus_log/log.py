@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shlex
 import tempfile
 import threading
 import time
@@ -42,9 +41,9 @@ from zbus_log.file import sqlite_driver
 from .backup.make import make_backup
 from .cold.tier import Cold
 from .file.chain import digest_at
-from .file.database import find_damage, log_errors, make_engine, reading_errors, snapshot, transaction
+from .file.database import log_errors, make_engine, reading_errors, snapshot, transaction
 from .file.fork_mark import read_mark
-from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord, copied_from, may_lack_newest, read_record
+from .file.head_record import DISK_FULL, RESERVE, Head, HeadRecord
 from .file.incarnations import BEFORE, extended, new_incarnation, read_incarnations, read_lineage
 from .file.manifest import ColdDamaged
 from .file.removed import find_gaps
@@ -63,9 +62,10 @@ from .file.tables import (
 from .proxy.owner import ProxiedWriteServer
 from .pruner import Pruner
 from .purging import Purge, preview
+from .read.comparison import NO_RECORD, Loss, find_loss
+from .read.copied import check_copy
 from .read.reader import SqliteReader, check_is_no_backup, readable
 from .read.tiered_reader import TieredReader
-from .read.verify import verify
 from .retention import Pruned, Rules
 from .write.cursors import SqliteCursors
 from .write.positions import SqlitePositions
@@ -152,7 +152,7 @@ class SqliteLog:
         self._cold = Cold(f"{path}-cold" if cold is None else cold)
         try:
             if read_only:
-                self._check_readable()
+                self._read_engine = readable(path)
             else:
                 self._own(accept_loss)
         except BaseException:
@@ -472,11 +472,6 @@ class SqliteLog:
         assert self._connection is not None
         return self._connection
 
-    def _check_readable(self) -> None:
-        self._read_engine = readable(self.path)
-        if (source := copied_from(self.path)) is not None:
-            self._check_copy(source, read_record(self.path), may_lack_newest(self.path))
-
     def _own(self, accept_loss: bool) -> None:
         """Lock and migrate the file, compare it with the head record, and start the writer."""
         path = Path(self.path)
@@ -505,7 +500,7 @@ class SqliteLog:
         if not existed and known is not None and known.head > 0 and not accept_loss:
             raise LogDamaged(self.path, "the file is missing or empty", (1, known.head))
         if self._record.copied_from is not None and existed and not accept_loss:
-            self._check_copy(self._record.copied_from, known, self._record.power_was_cut)
+            check_copy(self.path, self._record.copied_from, known, self._record.power_was_cut)
         with reading_errors(self.path):
             self._connection = make_engine(self.path, synchronous=self._synchronous).connect()
             prepare(self._connection, self.path)
@@ -515,9 +510,11 @@ class SqliteLog:
             lost = self._connection.exec_driver_sql("SELECT ifnull(max(last), 0) FROM losses").scalar_one()
             after = max(state.head, lost)
             begun = new_incarnation(after + 1)
-            self._lineage = extended(read_incarnations(self._connection), begun)
+            before = Lineage(read_incarnations(self._connection))
+            self._lineage = extended(before.incarnations, begun)
         try:
-            self._record.update(state._replace(incarnation=begun.id))
+            # The log stores the new incarnation with its first commit, so the record names it then too.
+            self._record.update(state._replace(incarnation=before.of(state.head) or 0))
             self._record.record_file(self.path)
             self._record.sync()
         except OSError as error:
@@ -549,22 +546,6 @@ class SqliteLog:
                 self._is_whole,
             )
 
-    def _check_copy(self, source: str, known: Head | None, power_was_cut: bool) -> None:
-        """Read the whole log, because it is a copy of one in use. Raises `LogDamaged` if it is not complete."""
-        found = verify(self.path)
-        problems = list(found.problems)
-        if power_was_cut:  # the copy may lack the newest events, as the log itself may
-            problems = [each for each in problems if "were acknowledged and are missing" not in each]
-        problems += find_damage(f"{self.path}-cursors")
-        if problems:
-            source = shlex.quote(source)
-            reason = (
-                f"it is a copy of {source}, made while that was in use, and is not complete: {problems[0]}. Copy a log "
-                f"in use with: zbus log backup {source} FILE"
-            )
-            is_short = known is not None and 0 < found.head < known.head
-            raise LogDamaged(self.path, reason, (found.head + 1, known.head) if known and is_short else None)
-
     def _is_whole(self, first: int, last: int) -> bool:
         """Return whether no event from one offset to another is damaged, so that an index of them can be trusted."""
         engine = make_engine(self.path, read_only=True)  # its own: the log may be closing
@@ -577,33 +558,22 @@ class SqliteLog:
     def _compare(self, known: Head | None, accept_loss: bool) -> Head:
         """Compare the file with the head record and return the updated record. Raises `LogDamaged` for a loss."""
         head, epoch = get_head(self._writing), get_epoch(self._writing)
-        problem: LogDamaged | None = None
-        end_is_missing = False
         if known is None:
             if head == 0:
                 return Head(epoch)
-            problem = LogDamaged(
-                self.path, "it has no head record, so the loss of its newest events could not be detected"
-            )
+            loss: Loss | None = Loss(NO_RECORD, None)
             known = Head(epoch, head, head + RESERVE)
-        elif known.epoch != epoch and known.head > 0:
-            problem = LogDamaged(
-                self.path, "this is a different log from the one that the head record describes", (1, known.head)
-            )
-        elif head < known.head:
-            end_is_missing = True
-            reason = f"the log ends at offset {head}, but {known.head} was acknowledged"
-            problem = LogDamaged(self.path, reason, (head + 1, known.head))
         else:
-            gaps = self._tail_gaps(head)
-            if gaps:
+            loss = find_loss(self._writing, known)
+            if loss is None and (gaps := self._tail_gaps(head)):
                 count = sum(last - first + 1 for first, last in gaps)
                 reason = f"{count} events are missing among the newest, the first at offset {gaps[0][0]}"
-                problem = LogDamaged(self.path, reason, (gaps[0][0], gaps[-1][1]))
+                loss = Loss(reason, (gaps[0][0], gaps[-1][1]))
         # Durability 'os' permits the loss of the newest events after a power cut, and no other loss.
-        cut = self._record is not None and self._record.power_was_cut and (problem is None or end_is_missing)
-        if problem is None and not cut:
+        cut = self._record is not None and self._record.power_was_cut and (loss is None or loss.is_end)
+        if loss is None and not cut:
             return known._replace(epoch=epoch, head=head, reserved=max(known.reserved, head))
+        problem = None if loss is None else LogDamaged(self.path, loss.reason, loss.missing)
         if problem is not None and not accept_loss and not cut:
             raise problem
         reason = str(problem) if problem else "the newest events may be missing, as durability 'os' permits"

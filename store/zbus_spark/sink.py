@@ -28,6 +28,7 @@ from zbus.errors import ConfigInvalid, KeyInvalid
 from zbus.keys import check_key
 from zbus_log.file.database import log_errors, make_engine
 from zbus_log.file.tables import check_is_log
+from zbus_log.read.reader import readable
 
 from .commit import SinkBatch, discard, publish, publish_unnamed, remove_abandoned
 from .staging import StagedPart, base_folder, run_folder, stage
@@ -190,7 +191,7 @@ def _check_columns(schema: StructType, key: str | None) -> None:
 
 
 def _check_log(log: Path) -> None:
-    """Raise `ConfigInvalid` if the file cannot be a log, before any row is read."""
+    """Raise `ConfigInvalid` if the file cannot be a log, or `LogDamaged`, before any row is read."""
     if not log.parent.is_dir():
         raise ConfigInvalid("path", f"there is no folder {str(log.parent)!r} on the driver's host")
     if not log.exists():
@@ -204,3 +205,4 @@ def _check_log(log: Path) -> None:
                 check_is_log(connection, str(log))
         finally:
             engine.dispose()
+        readable(str(log)).dispose()

@@ -17,8 +17,10 @@ from backup_support import everything, fill, info, make_log, set_cursor, tables
 from log_support import raw, sealed_blocks
 
 from zbus.errors import ConfigInvalid, LogDamaged, LogError
+from zbus.keys import KeySet
 from zbus_log import Rules, SqliteLog, verify
 from zbus_log.backup import log_copy
+from zbus_log.backup.backup_file import NAME
 from zbus_log.backup.check import verify_backup
 from zbus_log.backup.log_copy import LogCopy
 from zbus_log.backup.make import make_backup
@@ -221,6 +223,31 @@ def test_verification_of_a_backup_finds_a_changed_event(log: Path, tmp_path: Pat
     assert any("77" in problem for problem in verify_backup(f"{tmp_path}/app.zbus").problems)
 
 
+@pytest.mark.parametrize("target", ["app.zbus", f"folder/{NAME}"])
+def test_a_full_copy_with_a_damaged_event_does_not_replace_a_backup(log: Path, tmp_path: Path, target: str) -> None:
+    file = tmp_path / target
+    made = make_backup(str(log), str(file).removesuffix(NAME))
+    before = file.read_bytes()
+    connection = raw(log)
+    connection.execute("DROP TRIGGER events_are_not_updated")
+    connection.execute("UPDATE events SET payload = x'00' WHERE offset = 77")
+    connection.close()
+    opened = SqliteLog(str(log))
+    try:
+        purged = opened.purge(KeySet(["shop/1/new"]))  # so that the next backup is a full copy
+    finally:
+        opened.close(10.0)
+
+    with pytest.raises(LogDamaged, match=r"offset 77.*was not replaced"):
+        make_backup(str(log), made.path)
+
+    assert file.read_bytes() == before
+    assert verify_backup(made.path).problems == []
+    assert not list(file.parent.glob(".*partial*"))
+    another = make_backup(str(log), f"{tmp_path}/another.zbus")
+    assert (another.cut, another.added) == (EVENTS, EVENTS - purged.removed)
+
+
 # Beside an owner that writes.
 
 WRITER = """
@@ -303,6 +330,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 from zbus_log.backup import log_copy
+from zbus_log.backup.backup_file import NAME
 from zbus_log.backup.make import make_backup
 log_copy.STEP_EVENTS = 200
 log_copy.STEP_PAGES = 16

@@ -11,10 +11,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from log_support import append, ask, sealed_blocks, wait_until
+from log_support import append, ask, raw, sealed_blocks, wait_until
 
 from zbus import BusConfig
 from zbus.errors import LogError
+from zbus.keys import KeySet
 from zbus.ports.log import Refused, Row, Stored
 from zbus_log import Rules, SqliteLog, open_log
 from zbus_log.file.tables import BLOCK
@@ -179,16 +180,69 @@ def test_the_log_says_how_long_identities_are_known(log: SqliteLog) -> None:
     assert log.promise.identities == "as long as its event, then 7 days"
 
 
-def test_of_a_publisher_with_many_gaps_the_newest_ranges_are_kept_and_gaps_are_not_removed_events(
-    path: str, log: SqliteLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(removed_identities, "RANGES_MAX", 10)
-    append(log, [row(1, 2 * number) for number in range(100)])
+def test_every_gap_of_a_publisher_is_kept_and_is_not_a_removed_event(path: str, log: SqliteLog) -> None:
+    append(log, [row(1, 2 * number) for number in range(10_000)])
     log.prune(Rules(max_events=0))
 
-    assert ask(path, "SELECT count(*) FROM removed_identities") == 10
-    assert len(stored(log, [row(1, 2 * number) for number in range(90, 100)]).repeated) == 10
-    assert not stored(log, [row(1, 2 * number + 1) for number in range(100)]).repeated
+    assert ask(path, "SELECT count(*) FROM removed_identities") == 10_000
+    assert len(stored(log, [row(1, 2 * number) for number in range(10_000)]).repeated) == 10_000
+    assert not stored(log, [row(1, 2 * number + 1) for number in range(10_000)]).repeated
+
+
+def test_late_retries_after_the_purge_of_one_of_two_keys_store_nothing(path: str, log: SqliteLog) -> None:
+    append(log, [row(1, number, f"customer/{number % 2}") for number in range(10_000)])
+    log.purge(KeySet(["customer/1"]))
+
+    again = stored(log, [row(1, number, "customer/1") for number in range(1, 10_000, 2)])
+
+    assert len(again.repeated) == 5_000
+    assert log.head() == 10_000
+
+
+def test_ranges_of_one_publisher_are_joined_when_the_events_between_them_are_removed(path: str, log: SqliteLog) -> None:
+    append(log, [row(1, number, f"customer/{number % 2}") for number in range(10_000)])
+    log.purge(KeySet(["customer/1"]))
+    fragments = ask(path, "SELECT count(*) FROM removed_identities")
+    log.prune(Rules(until=10_000))
+
+    assert fragments == 5_000
+    assert ask(path, "SELECT json_group_array(json_array(first_sequence, last_sequence)) FROM removed_identities") == (
+        "[[0,9999]]"
+    )
+
+
+def test_ranges_that_overlap_because_a_forgotten_event_was_stored_again_are_joined(path: str) -> None:
+    with opened(path) as log:
+        append(log, [row(1, number) for number in range(10)])
+        log.prune(Rules(until=10))
+    connection = raw(path)
+    connection.execute("INSERT INTO removed_identities VALUES (1, 20, 29, 1), (1, 40, 49, 1), (2, 0, 9, 1)")
+    connection.close()
+    with opened(path) as log:
+        append(log, [row(1, number) for number in (45, 12, *range(25, 33), 50)])
+        log.prune(Rules(max_events=0))
+
+    assert ask(
+        path,
+        "SELECT json_group_array(json_array(first_sequence, last_sequence)) FROM removed_identities WHERE publisher=1",
+    ) == ("[[0,9],[12,12],[20,32],[40,50]]")
+
+
+def test_identities_whose_time_is_over_are_deleted_in_parts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removed_identities, "EXAMINED_MAX", 30)
+    now = time.time_ns()
+    clock = type("Clock", (), {"time_ns": staticmethod(lambda: now)})
+    monkeypatch.setattr(removed_identities, "time", clock)
+    left = []
+    with opened(path, dedup_s=3600) as log:
+        append(log, [row(publisher, 2 * number) for publisher in (1, 2) for number in range(50)])
+        log.prune(Rules(max_events=0))
+        now += 3601 * 10**9
+        for _ in range(4):
+            log.prune(Rules(until=1))
+            left.append(ask(path, "SELECT count(*) FROM removed_identities"))
+
+    assert left == [70, 40, 30, 0]  # the first prune had examined 30 when they were not expired
 
 
 # Rows that cannot be encoded

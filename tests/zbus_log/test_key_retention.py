@@ -13,7 +13,7 @@ from removed_support import KEYS, check, fill, kept, key_of, now_ns, offsets, ro
 
 from zbus import BusConfig
 from zbus.config import load_config
-from zbus.errors import ConfigInvalid, LogTrimmed
+from zbus.errors import ConfigInvalid, LogFull, LogTrimmed
 from zbus.ports.log import Span
 from zbus_log import Rules, SqliteLog, open_log
 from zbus_log.file.tables import BLOCK
@@ -203,6 +203,25 @@ def test_a_damaged_block_is_reported_and_passed_over(
         wait_until(lambda: offsets(log)[-1] < SIZE + 1 and len(offsets(log)) == BLOCK - 1 + half(SIZE, BLOCK))
         assert "LOG_TASK_FAILED" in caplog.text
         assert len(offsets(log, span=Span(BLOCK - 1))) == half(SIZE, BLOCK)
+
+
+def test_a_block_is_examined_again_after_the_disk_was_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_by_age(path, (SIZE, 2))
+    rules = Rules(keys=(("telemetry/**", HOUR),))
+    with opened(path) as log:
+        with monkeypatch.context() as full:
+            full.setattr(Removal, "remove", fail_with_full_disk)
+            for _ in range(3):
+                with pytest.raises(LogFull):
+                    log.prune(rules)
+        log.prune(rules)
+        assert offsets(log, ["telemetry/**"]) == []
+    with opened(path) as log:
+        assert offsets(log) == kept(SIZE, is_kept("shop", "audit"))
+
+
+def fail_with_full_disk(*_: object) -> None:
+    raise LogFull("app.db")
 
 
 def half(last: int, first: int) -> int:

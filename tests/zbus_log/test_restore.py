@@ -13,8 +13,8 @@ from backup_support import START_NS, STEP_NS, everything, fill, make_log, set_cu
 from cold_support import offload
 
 import zbus
-from zbus.errors import ConfigInvalid, CursorError, LogDamaged, LogLocked
-from zbus_log import Rules, SqliteLog, verify
+from zbus.errors import ConfigInvalid, CursorError, LogDamaged, LogError, LogLocked
+from zbus_log import ColdDamaged, Rules, SqliteLog, verify
 from zbus_log.backup.check import verify_backup
 from zbus_log.backup.fork import fork, promote
 from zbus_log.backup.log_copy import LogCopy
@@ -244,7 +244,7 @@ def tiered(log: Path) -> Path:
     """A log whose first 6,000 events are only in its cold tier."""
     offload(log, 3_000, 6_000).close()
     opened = SqliteLog(str(log))
-    opened.prune(Rules(until=6_000, ignore_cursors=True))
+    opened.prune(Rules(until=6_000, ignore_cursors=True, offloaded=True))
     opened.close(10.0)
     return log
 
@@ -278,6 +278,60 @@ def test_a_missing_file_of_the_cold_tier_is_reported(tiered: Path, tmp_path: Pat
     gone.unlink()
 
     assert any(str(gone) in problem for problem in verify_backup(f"{tmp_path}/kept").problems)
+
+
+def test_no_backup_or_fork_is_made_without_the_events_of_a_tier_that_was_moved_away(
+    tiered: Path, tmp_path: Path
+) -> None:
+    Path(f"{tiered}-cold").rename(tmp_path / "elsewhere")
+    copies: dict[str, Callable[[], object]] = {
+        "app.zbus": lambda: make_backup(str(tiered), f"{tmp_path}/app.zbus"),
+        "kept/log.db": lambda: make_backup(str(tiered), f"{tmp_path}/kept/"),
+        "try.db": lambda: fork(str(tiered), f"{tmp_path}/try.db"),
+        "earlier.db": lambda: fork(str(tiered), f"{tmp_path}/earlier.db", at=7_000),
+    }
+
+    for name, make in copies.items():
+        with pytest.raises(ColdDamaged, match=r"up to offset 6000 were moved to it.*--cold") as caught:
+            make()
+        assert f"{tiered}-cold" in str(caught.value)
+        assert not (tmp_path / name).exists()
+
+    assert make_backup(str(tiered), f"{tmp_path}/kept/", cold=f"{tmp_path}/elsewhere").cut == EVENTS
+    assert fork(str(tiered), f"{tmp_path}/try.db", cold=f"{tmp_path}/elsewhere").cut == EVENTS
+    assert len(everything(tmp_path / "try.db")["events"]) == EVENTS
+
+
+def test_an_increment_keeps_the_earlier_backup_if_the_tier_was_moved_away(tiered: Path, tmp_path: Path) -> None:
+    make_backup(str(tiered), f"{tmp_path}/kept/")
+    Path(f"{tiered}-cold").rename(tmp_path / "elsewhere")
+    opened = SqliteLog(str(tiered))
+    fill(opened, 100)
+    opened.close(10.0)
+
+    with pytest.raises(ColdDamaged, match="the cold tier is missing"):
+        make_backup(str(tiered), f"{tmp_path}/kept/")
+
+    restore(f"{tmp_path}/kept", f"{tmp_path}/again.db")
+    assert len(everything(tmp_path / "again.db")["events"]) == EVENTS
+
+
+def test_a_log_continues_to_be_backed_up_after_the_loss_of_its_tier_was_accepted(tiered: Path, tmp_path: Path) -> None:
+    shutil.rmtree(f"{tiered}-cold")
+    SqliteLog(str(tiered), accept_loss=True).close(10.0)
+
+    assert make_backup(str(tiered), f"{tmp_path}/app.zbus").cut == EVENTS
+
+
+def test_a_backup_without_its_files_of_the_tier_is_not_restored_or_forked(tiered: Path, tmp_path: Path) -> None:
+    make_backup(str(tiered), f"{tmp_path}/kept/")
+    shutil.rmtree(tmp_path / "kept" / "log.db-cold")
+
+    for make in (restore, fork):
+        with pytest.raises(LogError, match="is missing, but belongs to the cold tier"):
+            make(f"{tmp_path}/kept", f"{tmp_path}/again.db")
+
+    assert parts(tmp_path, "again") == []
 
 
 @pytest.mark.parametrize("source", ["app.db", "kept"])

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from log_support import append, ask, opened, wait_until
+import pytest
+from log_support import append, ask, opened, raw, wait_until
 
 from zbus import BusConfig
 from zbus.keys import KeySet
@@ -140,3 +141,30 @@ def test_events_that_arrive_while_keys_are_removed_keep_their_keys(tmp_path: Pat
         wait_until(lambda: log.head() - log.low_water() <= 100)
         assert all(key.startswith("k/") for _, key in keys_of(log))
     assert verify(str(path)).problems == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE by_key SET key = key + (1 << 20) WHERE block = 1",
+        "UPDATE blocks SET index_checksum = index_checksum + 1 WHERE block = 1",
+        "UPDATE blocks SET block = block + 100 WHERE block = 1",
+        "DELETE FROM blocks WHERE block = 1",
+        "DELETE FROM by_key WHERE block = 1",
+    ],
+)
+def test_keys_of_events_stay_if_the_index_of_their_block_is_damaged(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "app.db"
+    with opened(path) as log:
+        fill(log, path, 0, 3 * BLOCK)
+        before = keys_of(log)
+    connection = raw(path)
+    connection.execute(damage)
+    connection.close()
+
+    with opened(path) as log:
+        log.prune(Rules(until=BLOCK - 1))
+        left = keys_of(log)
+
+    assert left == before[BLOCK - 1 :]
+    assert ask(path, "SELECT count(*) FROM keys") == 2 * BLOCK + 1

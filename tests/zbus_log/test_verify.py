@@ -273,8 +273,7 @@ def test_incarnations_that_do_not_ascend_are_named(path: Path) -> None:
     damage(path, "UPDATE incarnations SET first = 7 WHERE ordinal = 1")
     damage(path, "UPDATE incarnations SET first = 6 WHERE ordinal = 2")
 
-    (problem,) = verify(str(path)).problems
-    assert "begins at offset 6, before its predecessor, at 7" in problem
+    assert any("begins at offset 6, before its predecessor, at 7" in each for each in verify(str(path)).problems)
 
 
 def test_checksums_of_removed_events_that_are_malformed_are_named(path: Path) -> None:

@@ -29,7 +29,7 @@ def verify_backup(path: str, progress: Progress | None = None) -> Report:
         record.close()
         problems = []
         manifest = decode(file.with_name(COLD), info.cold)
-        if manifest is not None:
+        if manifest.segments:
             tier = Path(place) / COLD
             for each in (each for segment in manifest.segments for each in segment.files):
                 there = file.with_name(COLD) / each.path

@@ -22,11 +22,13 @@ from .log_copy import Contents
 def tier_until(folder: Path, copied: Contents) -> Manifest | None:
     """Return the part of a cold tier that belongs to a copy of its log; None if there is no tier.
 
+    Raises `ColdDamaged` if the tier lacks events that were moved to it: the copy would not have them either.
     Read it after the log was copied: events are in the manifest before they are removed from the log.
     """
     cold = Cold(folder)
     try:
         manifest = cold.manifest()
+        cold.check_holds(copied.offloaded_until)
     finally:
         cold.close()
     if manifest.segments:
@@ -53,9 +55,11 @@ def encode(manifest: Manifest | None) -> bytes:
     return b"" if manifest is None else msgspec.json.encode(manifest)
 
 
-def decode(path: Path, data: bytes) -> Manifest | None:
-    """Return the manifest from bytes. Raises `ColdDamaged` with `path` if they are invalid."""
-    return load(path, data) if data else None
+def decode(path: Path, data: bytes) -> Manifest:
+    """Return the manifest from bytes; without segments if there is no tier. Raises `ColdDamaged` with `path` if they
+    are invalid.
+    """
+    return load(path, data) if data else Manifest()
 
 
 def copy_files(

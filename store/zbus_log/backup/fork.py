@@ -56,9 +56,10 @@ def fork(
         info = find_info(Path(source))
         copy = LogCopy(source, new.path, progress, of_backup=info is not None)
         copied = copy.whole() if at is None else copy.rows(until=offset_at(source, at))
-        manifest = cold_copy.tier_until(tier, copied)
-        if info is not None and (of_backup := cold_copy.decode(tier, info.cold)):
-            manifest = cold_copy.until_cut(of_backup, copied)
+        if info is None:
+            manifest = cold_copy.tier_until(tier, copied)
+        else:
+            manifest = cold_copy.until_cut(cold_copy.decode(tier, info.cold), copied)
         made = _separate(new.path, copied)
         if manifest is not None:
             place = Path(f"{new.path}-cold")

@@ -24,7 +24,7 @@ from zbus_log.file.chain import digest_at
 from zbus_log.file.database import PAGE_BYTES, changed_rows, make_engine, reading_errors, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.removed import cut_removed
-from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_epoch, get_head, get_low_water, get_state, set_state
+from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, get_head, get_low_water, get_state, set_state
 from zbus_log.read.reader import readable
 
 from .flushing import Flushing
@@ -54,6 +54,7 @@ class Contents(NamedTuple):
     epoch: bytes
     incarnation: int
     digest: bytes
+    offloaded_until: int = 0  # the last offset that was removed because the cold tier has it
 
 
 class _Overtaken(Exception):
@@ -285,11 +286,9 @@ def contents(path: str) -> Contents:
     engine = readable(path, has_record=False)
     try:
         with reading_errors(path), engine.connect() as connection, snapshot(connection):
-            head = get_head(connection)
-            incarnation = read_lineage(connection).current.id
-            return Contents(
-                head, get_low_water(connection), get_epoch(connection), incarnation, digest_at(connection, head)
-            )
+            head, state = get_head(connection), get_state(connection)
+            incarnation, digest = read_lineage(connection).current.id, digest_at(connection, head)
+            return Contents(head, state.low_water, state.epoch, incarnation, digest, state.offloaded_until)
     finally:
         engine.dispose()
 

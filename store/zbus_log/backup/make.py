@@ -2,7 +2,8 @@
 
 Positions are read before the log is copied, and the manifest of the cold tier after that, so no cursor is above the
 cut, and no event below it is missing from both the log and the tier. A full backup is written beside the old one and
-renamed. An increment is written beside the backup too, and then joined to it in one transaction. A process that is
+renamed; if it replaces one, it is verified first, because the old one may have events that are damaged in the log by
+now. An increment is written beside the backup too, and then joined to it in one transaction. A process that is
 killed leaves the last complete backup.
 """
 
@@ -26,11 +27,13 @@ from zbus_log.file.chain import digest_at
 from zbus_log.file.database import make_engine, reading_errors, snapshot, transaction
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.manifest import Manifest
+from zbus_log.file.removed import count_between
 from zbus_log.file.tables import LINEAGE_SINCE, file_version, get_epoch, get_head, get_low_water, get_state, origin_of
 from zbus_log.read.reader import readable
 
 from . import cold_copy
 from .backup_file import COLD, FORMAT, BackupInfo, file_of, read_info, store_info
+from .check import verify_backup
 from .log_copy import INFO, Contents, LogCopy, Progress, digest_in, remove_database
 
 LOCK_WAIT_S = 0.1
@@ -95,10 +98,23 @@ class _Making:
         finally:
             engine.dispose()
         self._check()
+        if self._file.exists():
+            self._check_whole()
         sync(Path(self._partial))
         Path(self._partial).replace(self._file)
         sync(self._file.parent)
-        return self._result(info, copied.cut - copied.low_water)
+        return self._result(info, copied.low_water)
+
+    def _check_whole(self) -> None:
+        """Raise `LogDamaged` if the copy has a problem, before it replaces a backup that may not have it."""
+        problems = verify_backup(self._partial, lambda done, total: self._check()).problems
+        if problems:
+            reason = (
+                f"a full copy of it has problems ({problems[0]}; {len(problems)} in total), so the backup "
+                f"{str(self._file)!r} was not replaced. It may have what is damaged in the log. To copy the log as it "
+                "is, give another target"
+            )
+            raise LogDamaged(self._log, reason)
 
     def _add(self, known: BackupInfo, cursors: bytes) -> Backup:
         """Add what is newer than the backup."""
@@ -121,7 +137,7 @@ class _Making:
                     self._check()
         finally:
             engine.dispose()
-        return self._result(info, copied.cut - max(known.cut, copied.low_water))
+        return self._result(info, max(known.cut, copied.low_water))
 
     def _check_digest(self, info: BackupInfo) -> None:
         there = digest_in(self._log, info.cut)
@@ -193,8 +209,10 @@ class _Making:
         cold_copy.copy_files(manifest, self._cold, self._file.with_name(COLD), self._check)
         return manifest
 
-    def _result(self, info: BackupInfo, added: int) -> Backup:
+    def _result(self, info: BackupInfo, after: int) -> Backup:
+        """Return what was made, and how many events it has after an offset."""
         path = self._file.parent if self._is_folder else self._file
+        added = info.cut - after - _count_missing(self._file, after + 1, info.cut)
         return Backup(str(path), info.cut, added, origin_of(info.epoch), info.incarnation, info.digest, info.made_at)
 
 
@@ -262,6 +280,15 @@ def _removals_in(path: str | Path, after: int, until: int) -> tuple[int, str]:
     try:
         with reading_errors(str(path)), engine.connect() as connection:
             return _removals(connection, after, until)
+    finally:
+        engine.dispose()
+
+
+def _count_missing(path: Path, first: int, last: int) -> int:
+    engine = readable(str(path), has_record=False)
+    try:
+        with reading_errors(str(path)), engine.connect() as connection:
+            return count_between(connection, first, last) if file_version(connection) >= LINEAGE_SINCE else 0
     finally:
         engine.dispose()
 

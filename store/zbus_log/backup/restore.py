@@ -50,9 +50,7 @@ def restore(
             new.check_free()
         copy = LogCopy(str(file), new.path, progress, of_backup=True)
         copied = copy.whole(bytes_max=None) if at is None else copy.rows(until=offset_at(str(file), at))
-        manifest = cold_copy.decode(file.with_name(COLD), info.cold)
-        if manifest is not None:
-            manifest = cold_copy.until_cut(manifest, copied)
+        manifest = cold_copy.until_cut(cold_copy.decode(file.with_name(COLD), info.cold), copied)
         if manifest is not None:
             place = Path(f"{new.path}-cold")
             cold_copy.copy_files(manifest, file.with_name(COLD), place)

@@ -196,8 +196,8 @@ def check_holds(manifest: Manifest, folder: str, offloaded_until: int) -> None:
         folder,
         f"{found}, but the log's events up to offset {offloaded_until} were moved to it",
         (manifest.last + 1, offloaded_until),
-        "Restore the folder, or name the one to which it was moved (cold_dir). To continue without its events, open "
-        "the log once with accept_loss=True",
+        "Restore the folder, or name the one to which it was moved (cold_dir, or --cold). To continue without its "
+        "events, open the log once with accept_loss=True",
     )
 
 

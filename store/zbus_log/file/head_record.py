@@ -54,7 +54,7 @@ class Head(NamedTuple):
     epoch: bytes
     head: int = 0
     reserved: int = 0
-    incarnation: int = 0
+    incarnation: int = 0  # one that is in the log, and has the event at the head; 0 if it is unknown
 
 
 class HeadRecord:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,6 @@ from zbus.ports.log import Span
 from zbus.util.memo import Memo
 from zbus_log.file.block_index import ProvedBlocks, block_rows
 from zbus_log.file.database import make_engine, reading_errors, snapshot
-from zbus_log.file.head_record import may_lack_newest, read_record
 from zbus_log.file.key_table import KeyTable
 from zbus_log.file.removed import count_between, gaps_between, has_removed, ranges_between
 from zbus_log.file.rows import PAGE, PAGE_LISTED, SIZE, RowPage, for_old_file, offsets_of
@@ -41,6 +39,9 @@ from zbus_log.file.tables import (
     get_state,
 )
 
+from .comparison import compare_with_record
+from .copied import check_if_copied
+
 PAGE_BYTES_MAX = 8 * 1024 * 1024
 LIMIT_MIN = 128
 WINDOW_MIN = 4 * BLOCK
@@ -48,7 +49,6 @@ WINDOW_MAX = 1 << 30
 WINDOW_FILLED = 0.9  # of a page, by the events of a window
 WINDOWS_KEPT_MAX = 1000
 CHECKED = 2048  # events per page, for verification
-COMPARED_TIMES, COMPARED_PAUSE_S = 5, 0.02  # with the head record
 SCAN_SHARE = 0.2  # of all keys; above this, a scan is cheaper than looking up offsets
 
 _VALUE = re.compile(r":(\w+)")
@@ -95,8 +95,8 @@ _ALL_KEYS = KeySet.all()
 def readable(path: str, *, has_record: bool = True) -> Engine:
     """Return a read-only engine. Raises `ConfigInvalid` if there is no log.
 
-    Raises `LogDamaged` for another version, or if events that the head record names are missing. A backup, and a copy
-    that is not complete yet, have no record.
+    Raises `LogDamaged` for another version, if events that the head record names are missing, or for an incomplete copy
+    of a log in use. A backup, and a copy that is being made, have no record.
     """
     if not Path(path).is_file():
         raise ConfigInvalid("log", f"there is no log {path!r} to read")
@@ -111,6 +111,8 @@ def readable(path: str, *, has_record: bool = True) -> Engine:
             if has_record:
                 check_is_no_backup(connection, path)
                 compare_with_record(connection, path)
+        if has_record:
+            check_if_copied(path)
     except BaseException:
         engine.dispose()
         raise
@@ -125,33 +127,6 @@ def check_is_no_backup(connection: Connection, path: str) -> None:
             f"{path!r} is a backup, not a log. Nothing was changed. Restore it: "
             f"zbus log restore {shlex.quote(path)} LOG",
         )
-
-
-def compare_with_record(connection: Connection, path: str) -> None:
-    """Raise `LogDamaged` if the log lacks events that were acknowledged, according to its head record.
-
-    An owner that runs commits events before it updates the record, and starts a new epoch in the log before it does so
-    in the record. So the record is read first, and a difference counts only if it stays.
-    """
-    for attempt in range(COMPARED_TIMES):
-        if attempt:
-            time.sleep(COMPARED_PAUSE_S)
-        record = read_record(path)
-        with snapshot(connection):
-            head, epoch = get_head(connection), get_epoch(connection)
-        if record is None:
-            problem = LogDamaged(path, "it has no head record, so the loss of its newest events could not be detected")
-            if not head:
-                return
-        elif record.head and record.epoch != epoch:
-            reason = "this is a different log from the one that the head record describes"
-            problem = LogDamaged(path, reason, (1, record.head))
-        elif record.head > head and not may_lack_newest(path):
-            reason = f"the log ends at offset {head}, but {record.head} was acknowledged"
-            problem = LogDamaged(path, reason, (head + 1, record.head))
-        else:
-            return
-    raise problem
 
 
 class Choice(NamedTuple):

@@ -28,7 +28,18 @@ from zbus_log.file.key_table import KeyTable
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.file.removed import Removed, gaps_between, rows_between
 from zbus_log.file.rows import PAGE, check_rows, for_old_file
-from zbus_log.file.tables import BLOCK, LINEAGE_SINCE, VIEW_SINCE, check_is_log, file_version, get_head, get_state
+from zbus_log.file.tables import (
+    BLOCK,
+    LINEAGE_SINCE,
+    VIEW_SINCE,
+    State,
+    check_is_log,
+    file_version,
+    get_head,
+    get_state,
+)
+
+from .comparison import find_loss
 
 PAGE_BYTES = 16 * 1024 * 1024
 
@@ -68,6 +79,19 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
 
     `cold` is the folder of its cold tier, by default `<log>-cold`.
     """
+    found, state = _verify(path, progress)
+    if state is not None:
+        tier = Cold(f"{path}-cold" if cold is None else cold)
+        found.problems.extend(_check_tier(tier, state.epoch.hex(), state.offloaded_until))
+    return found
+
+
+def verify_files(path: str) -> Report:
+    """Do the same without the cold tier."""
+    return _verify(path, None)[0]
+
+
+def _verify(path: str, progress: Callable[[int, int], None] | None) -> tuple[Report, State | None]:
     problems: list[str] = []
     record = _read_record(path, problems)  # first, because an active owner writes the log before its head record
     engine = make_engine(path, read_only=True)
@@ -79,6 +103,7 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
                     problems.append(f"SQLite: {finding}")
             with snapshot(connection):
                 state, head = get_state(connection), get_head(connection)
+                loss = None if record is None else find_loss(connection, record)
             found = connection.exec_driver_sql("SELECT first, last FROM losses ORDER BY first")
             losses = [(int(first), int(last)) for first, last in found]
             if file_version(connection) >= LINEAGE_SINCE:
@@ -94,18 +119,17 @@ def verify(path: str, progress: Callable[[int, int], None] | None = None, cold: 
             events.finish()
     except LogError as error:
         problems.append(str(error))
-        return Report(0, 0, 0, problems, [])
+        return Report(0, 0, 0, problems, []), None
     finally:
         engine.dispose()
-    if record is not None and record.head and record.epoch != state.epoch:
-        problems.append("this is a different log from the one that the head record describes")
-    elif record is not None and record.head > head:
+    if loss is not None and loss.is_end and record is not None:
         problems.append(f"offsets {head + 1} to {record.head} were acknowledged and are missing")
+    elif loss is not None:
+        problems.append(loss.reason)
     problems += _check_cursors(path)
-    problems += _check_tier(Cold(f"{path}-cold" if cold is None else cold), state.epoch.hex(), state.offloaded_until)
     left = OldFolder(path).describe()
     seen, warnings = events.seen, () if left is None else (left,)
-    return Report(seen, low_water + 1 if seen else 0, head, problems, losses, warnings, events.removed)
+    return Report(seen, low_water + 1 if seen else 0, head, problems, losses, warnings, events.removed), state
 
 
 class _Events:

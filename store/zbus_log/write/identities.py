@@ -126,14 +126,14 @@ class StoredIdentities:
             self.forget()
             unknown = publishers.difference(self._last_sequences)
         found = self._connection.exec_driver_sql(
-            "WITH wanted AS (SELECT value FROM json_each(?1)) SELECT publisher, max(last_sequence) FROM ("
-            "SELECT publisher, last_sequence FROM publishers WHERE publisher IN wanted UNION ALL "
-            "SELECT publisher, last_sequence FROM removed_identities WHERE publisher IN wanted) GROUP BY publisher",
+            "SELECT value, max("
+            "ifnull((SELECT last_sequence FROM publishers WHERE publisher = value), -1),"
+            " ifnull((SELECT last_sequence FROM removed_identities WHERE publisher = value"
+            " ORDER BY first_sequence DESC LIMIT 1), -1)) FROM json_each(?1)",
             (json.dumps(list(unknown)),),
         )
-        stored: dict[int, int] = dict(found.all())
-        for publisher in unknown:
-            self._last_sequences.setdefault(publisher, stored.get(publisher, -1))
+        for publisher, sequence in found.all():
+            self._last_sequences.setdefault(publisher, sequence)
 
     def forget(self) -> None:
         """Reset to the stored state: read the unsealed tail now, and other publishers when they are needed."""

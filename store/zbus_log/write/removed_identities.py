@@ -1,42 +1,79 @@
-"""The identities of events that retention removed, kept for a while as ranges of sequences.
+"""The identities of events that retention or a purge removed, kept for `dedup_s` seconds as ranges of sequences.
 
-A retry may come after retention has removed the event, and must not be stored again. The sequences of a publisher are
-consecutive, so its removed events are usually one range, and so one row. For a publisher with many gaps, the newest
-`RANGES_MAX` ranges are kept. Older ones are forgotten: no event that was never stored is taken for a removed one.
+A retry may come after its event was removed, and must not be stored again. The sequences of a publisher are
+consecutive, so its removed events are usually one range, and so one row. If only some of its keys are removed, there
+are as many rows as gaps, until the events between them are removed too: ranges that touch are joined. Nothing is
+dropped before its time, and a sequence that was never stored is in no range.
+
+There can be millions of rows. A lookup is one search in the table for each sequence.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection
 
-RANGES_MAX = 4096  # for each publisher
 UP_TO = "offset <= ?1"  # for `remember`
 LISTED = "offset IN (SELECT value FROM json_each(?1))"
+EXAMINED_MAX = 65_536  # rows by one call of `forget_expired`, so that commits do not wait for it
 
-_REMEMBER = """
+# The ranges to remember, joined to the stored ones that they touch or overlap.
+_JOINED = """
 WITH removed AS (
     SELECT publisher, sequence, sequence - row_number() OVER (PARTITION BY publisher ORDER BY sequence) AS island
     FROM events WHERE {which}
-), ranges AS (
+), added AS (
     SELECT publisher, min(sequence) AS first, max(sequence) AS last FROM removed GROUP BY publisher, island
+), touching AS (
+    SELECT publisher, first, last, ?2 AS forget_at FROM added
+    UNION
+    SELECT stored.publisher, first_sequence, last_sequence, stored.forget_at
+    FROM added CROSS JOIN removed_identities AS stored ON stored.publisher = added.publisher
+    AND first_sequence <= last + 1 AND last_sequence >= first - 1 AND first_sequence >= ifnull((
+        SELECT before.first_sequence FROM removed_identities AS before
+        WHERE before.publisher = added.publisher AND before.first_sequence < first
+        ORDER BY before.first_sequence DESC LIMIT 1
+    ), first)
+), marked AS (
+    SELECT *, ifnull(first > 1 + max(last) OVER (
+        PARTITION BY publisher ORDER BY first, last ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ), 1) AS is_first FROM touching
+), islands AS (
+    SELECT *, sum(is_first) OVER (PARTITION BY publisher ORDER BY first, last ROWS UNBOUNDED PRECEDING) AS island
+    FROM marked
+), joined AS (
+    SELECT publisher, min(first) AS first, max(last) AS last, max(forget_at) AS forget_at
+    FROM islands GROUP BY publisher, island
 )
-INSERT INTO removed_identities (publisher, first_sequence, last_sequence, forget_at)
-SELECT ranges.publisher, ifnull(before.first_sequence, first), last, ?2
-FROM ranges LEFT JOIN removed_identities AS before
-    ON before.publisher = ranges.publisher AND before.last_sequence = first - 1
-WHERE true
-ON CONFLICT (publisher, first_sequence) DO UPDATE SET
-    last_sequence = max(last_sequence, excluded.last_sequence), forget_at = max(forget_at, excluded.forget_at)
+SELECT json_group_array(json_array(publisher, first, last, forget_at)) FROM joined
 """
-_FRAGMENTED = """
-SELECT publisher FROM removed_identities WHERE publisher IN (SELECT publisher FROM events WHERE {which})
-GROUP BY publisher HAVING count(*) > ?2
+_DELETE_JOINED = """
+DELETE FROM removed_identities WHERE (publisher, first_sequence) IN (
+    SELECT publisher, first_sequence FROM json_each(?1) CROSS JOIN removed_identities
+    ON publisher = value ->> 0 AND first_sequence BETWEEN value ->> 1 AND value ->> 2
+)
 """
-_OLDER = "publisher = ?1 AND first_sequence < (SELECT first_sequence FROM removed_identities WHERE publisher = ?1 "
-_OLDER += "ORDER BY first_sequence DESC LIMIT 1 OFFSET ?2)"
+_INSERT = "INSERT INTO removed_identities SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(?1)"
+# Ranges do not overlap, so the last one that begins at a sequence or before it decides.
+_FIND = """
+SELECT value FROM json_each(?2) WHERE value <= (
+    SELECT iif(forget_at > ?3, last_sequence, NULL) FROM removed_identities
+    WHERE publisher = ?1 AND first_sequence <= value ORDER BY first_sequence DESC LIMIT 1
+)
+"""
+_EXAMINED_UNTIL = """
+SELECT publisher, first_sequence FROM removed_identities WHERE (publisher, first_sequence) > (?, ?)
+ORDER BY publisher, first_sequence LIMIT 1 OFFSET ?
+"""
+_FORGET = """
+DELETE FROM removed_identities
+WHERE (publisher, first_sequence) > (?, ?) AND (publisher, first_sequence) <= (?, ?) AND forget_at <= ?
+"""
+_LOWEST, _HIGHEST = (-(1 << 63), -(1 << 63)), ((1 << 63) - 1, (1 << 63) - 1)
+_POSITION = "removed_identities_examined_until"
 
 
 def remember(connection: Connection, which: str, value: int | str, dedup_s: float) -> None:
@@ -47,26 +84,25 @@ def remember(connection: Connection, which: str, value: int | str, dedup_s: floa
     if not dedup_s:
         return
     forget_at = min(time.time_ns() + int(dedup_s * 1e9), (1 << 63) - 1)
-    connection.exec_driver_sql(_REMEMBER.format(which=which), (value, forget_at))
-    fragmented = connection.exec_driver_sql(_FRAGMENTED.format(which=which), (value, RANGES_MAX))
-    for publisher in fragmented.scalars().all():
-        connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", (publisher, RANGES_MAX - 1))
+    joined = connection.exec_driver_sql(_JOINED.format(which=which), (value, forget_at)).scalar_one()
+    connection.exec_driver_sql(_DELETE_JOINED, (joined,))
+    connection.exec_driver_sql(_INSERT, (joined,))
 
 
 def forget_expired(connection: Connection) -> None:
-    """Delete the identities whose time is over."""
-    connection.exec_driver_sql("DELETE FROM removed_identities WHERE forget_at <= ?", (time.time_ns(),))
+    """Delete some identities whose time is over. The next call continues where this one ended."""
+    after = connection.info.get(_POSITION, _LOWEST)
+    row = connection.exec_driver_sql(_EXAMINED_UNTIL, (*after, EXAMINED_MAX - 1)).first()
+    until = _HIGHEST if row is None else (row[0], row[1])
+    connection.exec_driver_sql(_FORGET, (*after, *until, time.time_ns()))
+    connection.info[_POSITION] = _LOWEST if row is None else until
 
 
 def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[tuple[int, int]]:
     """Return those of the wanted sequences, by publisher, that were stored and removed."""
     found: set[tuple[int, int]] = set()
     for publisher, sequences in wanted.items():
-        ranges = connection.exec_driver_sql(
-            "SELECT first_sequence, last_sequence FROM removed_identities"
-            " WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ? AND forget_at > ?",
-            (publisher, max(sequences), min(sequences), time.time_ns()),
-        ).all()
-        for first, last in ranges:
-            found.update((publisher, sequence) for sequence in sequences if first <= sequence <= last)
+        values = publisher, json.dumps(list(sequences)), time.time_ns()
+        removed = connection.exec_driver_sql(_FIND, values).scalars()
+        found.update((publisher, sequence) for sequence in removed)
     return found

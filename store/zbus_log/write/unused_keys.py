@@ -1,8 +1,10 @@
 """Removal of keys that have no event left, in small steps between commits.
 
 The table of keys has no list of each key's events, because updating one would dirty a page per key. So
-the keys in use are collected from the index of every block, and the others are removed. This takes
-longer the more events are left, and is worth it only after a part of the events was removed.
+the keys in use are collected from the index of every block, and the others are removed. Without the
+name of its key an event cannot be read, so the index of each block is proved first: in a block that is not
+proved, the keys of the events are collected too. This takes longer the more events are left, and is worth it
+only after a part of the events was removed.
 
 The newest key always stays: SQLite derives the next id from it, and an id must never be used for
 another key, because readers cache the names of ids.
@@ -15,17 +17,16 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from zbus_log.file.block_index import ProvedBlocks
 from zbus_log.file.database import free_pages, transaction
-from zbus_log.file.tables import BLOCK
+from zbus_log.file.tables import BLOCK, get_low_water
 
 BLOCKS_PER_STEP = 32
 KEYS_PER_STEP = 4096
 WORTH_IT = 10  # remove keys once one event was removed for every ten that are left
 
-_COLLECT = """
-INSERT OR IGNORE INTO temp.keys_in_use
-SELECT by_key.key FROM blocks CROSS JOIN by_key ON by_key.block = blocks.block WHERE blocks.block BETWEEN ?1 AND ?2
-"""
+_COLLECT = "INSERT OR IGNORE INTO temp.keys_in_use SELECT key FROM by_key WHERE block BETWEEN ?1 AND ?2"
+_COLLECT_EVENTS = "INSERT OR IGNORE INTO temp.keys_in_use SELECT key FROM events WHERE offset BETWEEN ?1 AND ?2"
 _COLLECT_TAIL = "INSERT OR IGNORE INTO temp.keys_in_use SELECT key FROM events WHERE offset > ?1"
 _LAST_OF_STEP = "SELECT max(id) FROM (SELECT id FROM keys WHERE id > ?1 AND id < ?2 ORDER BY id LIMIT ?3)"
 _REMOVE = """
@@ -41,6 +42,7 @@ class UnusedKeys:
         self._removed = 0  # events removed since the keys in use were last collected
         self._block: int | None = None  # the next block to collect from; None: not collecting
         self._after = 0  # keys up to this id have been checked
+        self._proved = ProvedBlocks()
         self._tail = 0  # the keys of events up to this offset have been collected
 
     def events_removed(self, events: int) -> None:
@@ -69,7 +71,7 @@ class UnusedKeys:
         assert self._block is not None
         if self._block <= newest:
             last = min(newest, self._block + BLOCKS_PER_STEP - 1)
-            self._connection.exec_driver_sql(_COLLECT, (self._block, last))
+            self._collect(self._block, last)
             self._block, self._tail = last + 1, max(self._tail, last * BLOCK + BLOCK - 1)
             return True
         head = int(self._ask("SELECT ifnull(max(offset), 0) FROM events"))
@@ -88,11 +90,20 @@ class UnusedKeys:
         self._after = until
         return True
 
+    def _collect(self, first: int, last: int) -> None:
+        """Collect the keys in use in some sealed blocks."""
+        self._connection.exec_driver_sql(_COLLECT, (first, last))
+        for block in range(first, last + 1):
+            start, end = block * BLOCK, block * BLOCK + BLOCK - 1
+            if self._proved.until(self._connection, start, end) < end:
+                self._connection.exec_driver_sql(_COLLECT_EVENTS, (start, end))
+
     def _begin(self) -> None:
         self._connection.exec_driver_sql("PRAGMA temp_store=MEMORY")
         self._connection.exec_driver_sql("CREATE TEMP TABLE IF NOT EXISTS keys_in_use (id INTEGER PRIMARY KEY) STRICT")
         self._connection.exec_driver_sql("DELETE FROM temp.keys_in_use")
-        self._block = int(self._ask("SELECT ifnull(min(block), 0) FROM blocks"))
+        self._proved = ProvedBlocks()  # anew: what is removed because of a damaged index is lost
+        self._block = (get_low_water(self._connection) + 1) // BLOCK
         self._after = self._removed = self._tail = 0
 
     def _ask(self, statement: str, *values: Any) -> Any:

@@ -126,6 +126,7 @@ class Writer:
         self._periodic_at = self.head  # the head when it last ran
         self._sealed = self._last_sealed()
         self._incarnation: Incarnation | None = incarnation  # until it is in the log
+        self._incarnation_id = incarnation.id  # of the events that are stored now
         self.chain: Chain | None = None  # from the first commit at the latest
         self._leaves = b""  # of the last rows that were encoded
         self._unrecorded: LogError | None = None  # why the head record is behind the log
@@ -385,7 +386,7 @@ class Writer:
         self._next = last + 1
         chain.add(first, self._leaves)
         state = self._state
-        self._state = Head(state.epoch, last, state.reserved, state.incarnation)
+        self._state = Head(state.epoch, last, state.reserved, self._incarnation_id)
         self._record_head()
         return found
 
@@ -490,6 +491,7 @@ class Writer:
         begun = new_incarnation(self._next)
         with self._synchronizing("FULL"), transaction(self._connection):
             add_incarnation(self._connection, begun)
+        self._incarnation_id = begun.id
         self._state = self._state._replace(incarnation=begun.id)
         self._record_head()
         if self._unrecorded is None:
