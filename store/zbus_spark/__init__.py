@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from .jobs.sessions import sessions
     from .jobs.trim import trim
     from .reading import read
+    from .removed_events import RemovedEvents, removed_events
     from .starting import session
     from .typed import payload
 
 __all__ = [
     "Offloaded",
+    "RemovedEvents",
     "SparkFailed",
     "backfill",
     "coverage",
@@ -33,6 +35,7 @@ __all__ = [
     "offload",
     "payload",
     "read",
+    "removed_events",
     "rollup",
     "session",
     "sessions",
@@ -42,9 +45,11 @@ __all__ = [
 
 _MODULES = {name: f".jobs.{name}" for name in __all__} | {
     "Offloaded": ".jobs.offload",
+    "RemovedEvents": ".removed_events",
     "SparkFailed": ".failures",
     "payload": ".typed",
     "read": ".reading",
+    "removed_events": ".removed_events",
     "session": ".starting",
     "spark_errors": ".failures",
 }

@@ -106,6 +106,36 @@ async def test_what_a_restored_log_publishes_arrives_and_the_rewind_is_reported_
     assert f"offset {rewound['known']} and now continues after offset 10" in rewound["reason"]
 
 
+async def test_lost_events_that_are_put_into_a_restored_log_are_duplicates_for_the_nodes_that_have_them(
+    buses: Buses, tmp_path: Path
+) -> None:
+    log, backup = tmp_path / "a.db", tmp_path / "backup.db"
+    b = await buses.open("b")
+    async with b.subscribe("shop/**", durable="d") as subscription:
+        a = await buses.open("a")
+        first = await publish(a, 10, "first")
+        assert payloads(await take(subscription, 10)) == first
+        await a.aclose()
+        copy(log, backup)
+        a = await buses.open("a")
+        second = await publish(a, 5, "second")
+        assert payloads(await take(subscription, 5)) == second
+        await a.aclose()
+        remove(log)
+        copy(backup, log)
+        a = await buses.open("a")
+        third = await publish(a, 5, "third")
+        assert payloads(await take(subscription, 5)) == third
+        assert payloads([event async for event in a.replay("shop/**")]) == first + third
+
+        await a.put(*[event async for event in b.replay("shop/**")])
+
+        assert payloads([event async for event in a.replay("shop/**")]) == first + third + second
+        fourth = await publish(a, 1, "fourth")
+        assert payloads(await take(subscription, 1)) == fourth
+        assert payloads([event async for event in b.replay("shop/**")]) == first + second + third + fourth
+
+
 async def test_a_rewind_is_noticed_by_a_node_that_was_closed_meanwhile(
     buses: Buses, tmp_path: Path, records: list[dict[str, Any]]
 ) -> None:

@@ -36,6 +36,7 @@ SELECT ifnull(sum(min(last, ?2) - max(first, ?1) + 1), 0) FROM
 (SELECT first, last FROM removed WHERE {_BETWEEN} AND {_IS_SOUND}
 UNION ALL SELECT first, last FROM losses WHERE first <= ?2 AND last >= ?1)
 """
+_COUNT_LOST = "SELECT ifnull(sum(min(last, ?2) - max(first, ?1) + 1), 0) FROM losses WHERE first <= ?2 AND last >= ?1"
 _STORE = "INSERT INTO removed (first, last, leaves, checksum) VALUES (?, ?, ?, ?)"
 
 
@@ -82,6 +83,19 @@ def ranges_between(connection: Connection, first: int, last: int) -> list[tuple[
 def count_between(connection: Connection, first: int, last: int) -> int:
     """Return how many offsets of a range were removed or accepted as lost, in a file of this version."""
     return int(connection.exec_driver_sql(_COUNT, (first, last)).scalar_one())
+
+
+def removed_ranges(connection: Connection, after: int) -> list[tuple[int, int]]:
+    """Return the ranges of offsets after `after` whose events were removed, in order, in a file of this version."""
+    found = connection.exec_driver_sql(
+        f"SELECT first, last FROM removed WHERE first > ? AND {_IS_SOUND} ORDER BY first", (after,)
+    )
+    return [(int(each[0]), int(each[1])) for each in found]
+
+
+def count_lost(connection: Connection, first: int, last: int) -> int:
+    """Return how many offsets of a range were accepted as lost."""
+    return int(connection.exec_driver_sql(_COUNT_LOST, (first, last)).scalar_one())
 
 
 def rows_between(connection: Connection, first: int, last: int) -> list[Removed]:

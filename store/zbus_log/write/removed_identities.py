@@ -106,3 +106,17 @@ def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[t
         removed = connection.exec_driver_sql(_FIND, values).scalars()
         found.update((publisher, sequence) for sequence in removed)
     return found
+
+
+def identities_by_publisher(connection: Connection) -> dict[int, list[tuple[int, int]]]:
+    """Return the sequences of each publisher that were removed, as ascending ranges, in a file of this version."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for publisher, first, last in connection.exec_driver_sql(
+        "SELECT publisher, first_sequence, last_sequence FROM removed_identities ORDER BY publisher, first_sequence"
+    ):
+        ranges = found.setdefault(int(publisher), [])
+        if ranges and first <= ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], max(ranges[-1][1], int(last))
+        else:
+            ranges.append((int(first), int(last)))
+    return found

@@ -14,7 +14,17 @@ from zbus_log.cli.options import opened
 from zbus_spark.jobs import gaps as find_gaps
 from zbus_spark.jobs.gaps import COLUMNS, MISSING
 
-from .options import LOCAL, CheckOption, ColdOption, LogArgument, MasterOption, ShownOption, load, low_water_of
+from .options import (
+    LOCAL,
+    CheckOption,
+    ColdOption,
+    LogArgument,
+    MasterOption,
+    ShownOption,
+    load,
+    low_water_of,
+    removed_by,
+)
 from .progress import working
 from .tables import print_rows
 
@@ -32,11 +42,14 @@ def gaps(
     """Find missing, late and duplicate events of each publisher.
 
     Sequences start at 0 and rise by 1. Events missing after the last one are known only from the beacons of other
-    nodes, and only if the log is a file. Events that retention removed do not count as missing.
+    nodes, and events removed from the middle of the log only from its file, so only if the log is a file. Events that
+    retention or a purge removed do not count as missing. Where the log does not know any more whose events it removed,
+    a gap that is no larger than what was removed there is `maybe_removed`.
     """
     with working("finding gaps", master) as spark:
         low_water = low_water_of(log, cold)
-        found = find_gaps(load(spark, log, COLUMNS, cold=cold), _highest_sequences(log), low_water).persist()
+        events = load(spark, log, COLUMNS, cold=cold)
+        found = find_gaps(events, _highest_sequences(log), low_water, removed_by(log, cold)).persist()
         counts = {
             row["finding"]: row["events"]
             for row in found.groupBy("finding").agg(F.sum("events").alias("events")).collect()
@@ -47,6 +60,13 @@ def gaps(
     note(f"missing: {missing:,}, late: {counts.get('late', 0):,}, duplicate: {counts.get('duplicate', 0):,}")
     if low_water:
         note(f"events up to offset {low_water:,} were removed from this log and do not count as missing")
+    if removed := counts.get("removed", 0):
+        note(f"removed from the middle of this log: {removed:,}; they do not count as missing")
+    if unknown := counts.get("maybe_removed", 0):
+        note(
+            f"removed from the middle of this log, or never stored: {unknown:,}; the log does not know any more which "
+            "events it removed there, and they do not count as missing"
+        )
     if check and missing:
         raise typer.Exit(ERROR)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from zbus_spark.offsets import before, following
 from zbus_spark.options import ReadOptions
 from zbus_spark.partitions import bounds
 from zbus_spark.reading import read
+from zbus_spark.removed_events import RemovedEvents, removed_events
 
 _LOG = "The log: a SQLite file of zbus, or the URL of a node that serves it, such as zenoh://127.0.0.1:7447."
 
@@ -85,6 +87,11 @@ def low_water_of(log: str, cold: Path | None) -> int:
         return hot
     tier = Cold(cold or f"{log}-cold")
     return min(hot, before(tier.first)) if tier.first and tier.last >= hot else hot
+
+
+def removed_by(log: str, cold: Path | None = None) -> Callable[[], RemovedEvents] | None:
+    """Return a function that reads which events a log has removed; None for the log of a node, which does not say."""
+    return None if "://" in log else partial(removed_events, log, cold)
 
 
 def _check(log: str) -> None:

@@ -7,21 +7,35 @@ detects accidental differences; it does not protect against forged events.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, Row
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+from zbus_spark.removed_events import RemovedEvents
 
 COLUMNS = ("offset", "publisher_id", "sequence", "key", "payload")
 PUBLISHER_BUCKETS = 1024
 SEQUENCES_A_BUCKET = 1000
 _BUCKET = "bucket int, chunk long"
 _IDENTITY = ["publisher_id", "sequence"]
+DIFFERENCES = ("left_only", "right_only", "differs")  # the findings that mean a difference
 
 
-def coverage(left: DataFrame, right: DataFrame) -> DataFrame:
+def coverage(
+    left: DataFrame,
+    right: DataFrame,
+    removed_left: Callable[[], RemovedEvents] | None = None,
+    removed_right: Callable[[], RemovedEvents] | None = None,
+) -> DataFrame:
     """Return one row for each event that differs: publisher_id, sequence, finding, offsets and keys.
 
     `finding` is `left_only`, `right_only`, or `differs` if the key or the payload differs. Digests are compared when
     this function is called, rows when its result is used.
+
+    `removed_left` and `removed_right` tell which events each log has removed, such as
+    `lambda: removed_events("app.db")`. An event that only the right log has is then `removed_left` if the left log has
+    removed it, and the other way round. Rows are compared before they are called, and so when this function is called.
     """
     buckets = left.sparkSession.createDataFrame(differing(left, right), _BUCKET)
     ours, theirs = (_suspects(side, buckets, name) for side, name in ((left, "left"), (right, "right")))
@@ -32,7 +46,21 @@ def coverage(left: DataFrame, right: DataFrame) -> DataFrame:
     )
     both = ours.join(theirs, _IDENTITY, "full").withColumn("finding", found).where("finding IS NOT NULL")
     shown = both.select(*_IDENTITY, "finding", "left_offset", "right_offset", "left_key", "right_key")
+    if removed_left is not None or removed_right is not None:
+        shown = shown.localCheckpoint()
+        for only, name, removed in (
+            ("right_only", "removed_left", removed_left),
+            ("left_only", "removed_right", removed_right),
+        ):
+            if removed is not None:
+                is_removed = (F.col("finding") == only) & _is_removed(removed())
+                shown = shown.withColumn("finding", F.when(is_removed, name).otherwise(F.col("finding")))
     return shown.orderBy(*_IDENTITY)
+
+
+def _is_removed(removed: RemovedEvents) -> Column:
+    """Return whether the log knows that it removed the event of a row."""
+    return F.udf(removed.has, "boolean", useArrow=False)(*_IDENTITY)
 
 
 def differing(left: DataFrame, right: DataFrame) -> list[Row]:
