@@ -527,16 +527,16 @@ class SqliteLog:
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
         periodic = self._prune_periodically if self._rules or self._cursor_ttl_s else None
-        self._pruner = Pruner(
-            self.path,
-            self._connection,
-            lambda: self._owner,
-            self._cursors,
-            self._rules,
-            self._cursor_ttl_s,
-            self._dedup_s,
-        )
         with reading_errors(self.path):
+            self._pruner = Pruner(
+                self.path,
+                self._connection,
+                lambda: self._owner,
+                self._cursors,
+                self._rules,
+                self._cursor_ttl_s,
+                self._dedup_s,
+            )
             self._writer = Writer(
                 self.path,
                 self._connection,
@@ -548,6 +548,8 @@ class SqliteLog:
                 self._rules.every_events,
                 self._is_whole,
             )
+        if periodic is not None:
+            self._writer.run(self._pruner.save_clock)  # before the first event of this process
 
     def _check_copy(self, source: str, known: Head | None, power_was_cut: bool) -> None:
         """Read the whole log, because it is a copy of one in use. Raises `LogDamaged` if it is not complete."""

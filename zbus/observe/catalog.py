@@ -190,7 +190,7 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
     "LOG_CLOCK_JUMPED": RecordInfo(
         "WARNING",
-        "The clock differs from the time that age retention uses, which follows it slowly.",
+        "The clock differs from the time that age retention uses, which follows a clock that is ahead slowly.",
         "path, ahead_s, code, reason",
     ),
     "LOG_PURGED": RecordInfo(

@@ -7,12 +7,12 @@ consecutive, so its removed events are usually one range, and so one row. For a 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sqlalchemy import Connection
 
 RANGES_MAX = 4096  # for each publisher
+FOREVER_S = 100 * 365 * 86_400  # so that times fit into 63 bits
 UP_TO = "offset <= ?1"  # for `remember`
 LISTED = "offset IN (SELECT value FROM json_each(?1))"
 
@@ -39,23 +39,28 @@ _OLDER = "publisher = ?1 AND first_sequence < (SELECT first_sequence FROM remove
 _OLDER += "ORDER BY first_sequence DESC LIMIT 1 OFFSET ?2)"
 
 
-def remember(connection: Connection, which: str, value: int | str, dedup_s: float) -> None:
-    """Remember the identities of events that are about to be removed in this transaction.
+class RemovedIdentities:
+    """Used by the writer's thread only. They are kept for `dedup_s` seconds, by the time of retention."""
 
-    `which` is `UP_TO` with an offset, or `LISTED` with a JSON array of offsets.
-    """
-    if not dedup_s:
-        return
-    forget_at = min(time.time_ns() + int(dedup_s * 1e9), (1 << 63) - 1)
-    connection.exec_driver_sql(_REMEMBER.format(which=which), (value, forget_at))
-    fragmented = connection.exec_driver_sql(_FRAGMENTED.format(which=which), (value, RANGES_MAX))
-    for publisher in fragmented.scalars().all():
-        connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", (publisher, RANGES_MAX - 1))
+    def __init__(self, connection: Connection, dedup_s: float, now_ns: Callable[[], int]) -> None:
+        self._connection, self._dedup_ns, self._now_ns = connection, int(min(dedup_s, FOREVER_S) * 1e9), now_ns
 
+    def remember(self, which: str, value: int | str) -> None:
+        """Remember the identities of events that are about to be removed in this transaction.
 
-def forget_expired(connection: Connection) -> None:
-    """Delete the identities whose time is over."""
-    connection.exec_driver_sql("DELETE FROM removed_identities WHERE forget_at <= ?", (time.time_ns(),))
+        `which` is `UP_TO` with an offset, or `LISTED` with a JSON array of offsets.
+        """
+        if not self._dedup_ns:
+            return
+        connection = self._connection
+        connection.exec_driver_sql(_REMEMBER.format(which=which), (value, self._now_ns() + self._dedup_ns))
+        fragmented = connection.exec_driver_sql(_FRAGMENTED.format(which=which), (value, RANGES_MAX))
+        for publisher in fragmented.scalars().all():
+            connection.exec_driver_sql(f"DELETE FROM removed_identities WHERE {_OLDER}", (publisher, RANGES_MAX - 1))
+
+    def forget_expired(self) -> None:
+        """Delete the identities whose time is over."""
+        self._connection.exec_driver_sql("DELETE FROM removed_identities WHERE forget_at <= ?", (self._now_ns(),))
 
 
 def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[tuple[int, int]]:
@@ -64,8 +69,8 @@ def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[t
     for publisher, sequences in wanted.items():
         ranges = connection.exec_driver_sql(
             "SELECT first_sequence, last_sequence FROM removed_identities"
-            " WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ? AND forget_at > ?",
-            (publisher, max(sequences), min(sequences), time.time_ns()),
+            " WHERE publisher = ? AND first_sequence <= ? AND last_sequence >= ?",
+            (publisher, max(sequences), min(sequences)),
         ).all()
         for first, last in ranges:
             found.update((publisher, sequence) for sequence in sequences if first <= sequence <= last)
