@@ -284,6 +284,10 @@ class SqliteLog:
         """Return the offset up to which every event was removed and is not in the cold tier either."""
         return self._history.low_water()
 
+    def removed_until(self) -> int:
+        """Return the highest offset that a purge or retention by key removed; 0 if none was."""
+        return self._reader.removed_until()
+
     def count(self, after: int, until: int) -> int:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
         return max(0, until - after)

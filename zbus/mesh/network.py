@@ -139,9 +139,9 @@ class Network:
             elif not self._reports.readers.load(name, value):
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
-        self._reports.hold()  # before retention runs
-        # Continue the clock of earlier processes: times of interest that they stored stay comparable.
+        # Continue the clock of earlier processes: times that they stored stay comparable.
         self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
+        self._reports.start()  # before retention runs
         now = 0 if is_damaged else self._steady_ns()  # when an interest began may be among what is lost
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
