@@ -209,3 +209,31 @@ async def test_a_node_that_was_away_for_too_long_is_passed_and_reported_once(
     await asyncio.sleep(0.3)
     assert len(passed(records)) == 1
     assert a.stats()["readers_passed"] == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_the_gap_that_retention_made_begins_after_the_events_that_a_node_received_before_it_was_closed(
+    buses: Buses, killed: bool, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await buses.open("a", retain_remote_s=0.0)
+    b = await buses.open("b", keep=["shop/**"])
+    await wanted(a, KEY)
+    orders, others = await a.publisher(KEY), await a.publisher("shop/others")
+    for publisher in (orders, others):
+        await publisher.publish_many([b"%d" % number for number in range(10)])
+    other = node_of(b).network.origin
+    await eventually(lambda: reader_of(a, other) == 20)
+    if killed:  # what is stored at the close is missing
+        monkeypatch.setattr(node_of(b).network.inbox.received_sequences, "names", dict)
+    await b.aclose()
+    await orders.publish_many([b"%d" % number for number in range(10, 100)])
+    await others.publish(b"10")
+    await node_of(a).run(log_of(a).prune, Rules(max_events=20))
+
+    b = await buses.open("b", keep=["shop/**"])
+    await eventually(lambda: node_of(b).network.head >= 40)
+    await eventually(lambda: b.stats().get("gaps_unrepaired") == (2 if killed else 1))
+
+    gaps = [each for each in records if each.get("code") == "gap_unrepaired"]
+    found = {each["key"]: (each["first"], each["last"]) for each in gaps}
+    assert found == ({KEY: (0, 80), "shop/others": (0, 9)} if killed else {KEY: (10, 80)})
