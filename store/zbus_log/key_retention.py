@@ -19,6 +19,7 @@ from zbus.keys import KeySet
 from zbus.observe.records import record
 from zbus.util.memo import Memo
 
+from .age_clock import PREFIX as CLOCK
 from .file.database import log_errors, transaction
 from .file.tables import BLOCK, get_low_water
 from .retention import Rules, too_old_until
@@ -108,7 +109,8 @@ class KeyRetention:
         names = json.dumps(list(self._names.values()))
         values = json.dumps([(self._names[age_s], until) for age_s, until in self._until.items()])
         self._connection.exec_driver_sql(
-            "DELETE FROM examined WHERE rule NOT IN (SELECT value FROM json_each(?))", (names,)
+            "DELETE FROM examined WHERE rule NOT IN (SELECT value FROM json_each(?1)) AND substr(rule, 1, ?2) != ?3",
+            (names, len(CLOCK), CLOCK),
         )
         self._connection.exec_driver_sql(
             "INSERT OR REPLACE INTO examined SELECT value ->> 0, value ->> 1 FROM json_each(?)", (values,)

@@ -284,6 +284,10 @@ class SqliteLog:
         """Return the offset up to which every event was removed and is not in the cold tier either."""
         return self._history.low_water()
 
+    def removed_until(self) -> int:
+        """Return the highest offset that a purge or retention by key removed; 0 if none was."""
+        return self._reader.removed_until()
+
     def count(self, after: int, until: int) -> int:
         """Return the number of offsets: they are dense, apart from those that an accepted loss skipped."""
         return max(0, until - after)
@@ -524,16 +528,16 @@ class SqliteLog:
         self._origin = origin_of(state.epoch)
         self._read_engine = make_engine(self.path, read_only=True)
         periodic = self._prune_periodically if self._rules or self._cursor_ttl_s else None
-        self._pruner = Pruner(
-            self.path,
-            self._connection,
-            lambda: self._owner,
-            self._cursors,
-            self._rules,
-            self._cursor_ttl_s,
-            self._dedup_s,
-        )
         with reading_errors(self.path):
+            self._pruner = Pruner(
+                self.path,
+                self._connection,
+                lambda: self._owner,
+                self._cursors,
+                self._rules,
+                self._cursor_ttl_s,
+                self._dedup_s,
+            )
             self._writer = Writer(
                 self.path,
                 self._connection,
@@ -545,6 +549,8 @@ class SqliteLog:
                 self._rules.every_events,
                 self._is_whole,
             )
+        if periodic is not None:
+            self._writer.run(self._pruner.save_clock)  # before the first event of this process
 
     def _is_whole(self, first: int, last: int) -> bool:
         """Return whether no event from one offset to another is damaged, so that an index of them can be trusted."""

@@ -17,13 +17,15 @@ from zbus.keys import KeySet
 from zbus.observe.records import record_reason
 from zbus.ports.log import Cursor
 
-from .age_clock import AgeClock
+from .age_clock import AgeClock, load_clock, save_clock
+from .file.database import transaction
 from .file.tables import get_low_water
 from .key_retention import KeyRetention
 from .purging import Purge
 from .retention import Rules, newest_time_ns, plan, trim_step
 from .write.cursors import SqliteCursors
 from .write.removal import Removal
+from .write.removed_identities import FOREVER_S, RemovedIdentities
 from .write.unused_keys import UnusedKeys
 from .write.writer import Writer
 
@@ -53,15 +55,18 @@ class Pruner:
     ) -> None:
         self._path, self._connection, self._writer, self._cursors = path, connection, writer, cursors
         self._unused = UnusedKeys(connection, lambda names: writer().forget_keys(names))
-        self._clock: AgeClock | None = None
         by_key_s = [age_s for _, age_s in rules.keys]
         ages_s = [each for each in (rules.max_age_s, cursor_ttl_s, *by_key_s) if each is not None]
-        if ages_s:  # before the first event of this process, whose clock may be wrong
-            self._clock = AgeClock(newest_time_ns(connection), min(ages_s), self._report_clock)
-        self._cursor_ttl_s, self._expire_at, self._dedup_s = cursor_ttl_s, 0.0, dedup_s
+        self._reports_clock = bool(ages_s)
+        # Before the first event of this process, whose clock may be wrong.
+        self._stored_clock = load_clock(connection)
+        ages_s += [min(dedup_s, FOREVER_S)] if dedup_s or not ages_s else []
+        self._clock = AgeClock(self._stored_clock, newest_time_ns(connection), ages_s)
+        self._cursor_ttl_s, self._expire_at = cursor_ttl_s, 0.0
         self._started = False
         self.reader: tuple[str, int] | None = None  # for which events after an offset are kept; set by any thread
-        self._removal = Removal(path, connection, writer, dedup_s)
+        self._identities = RemovedIdentities(connection, dedup_s, self._clock.now_ns)
+        self._removal = Removal(path, connection, writer, self._identities)
         self._by_key: tuple[Rules, KeyRetention] | None = None  # of the last rules
 
     def step(self, rules: Rules) -> Step:
@@ -73,11 +78,23 @@ class Pruner:
         if not self._started:
             self._started = True
             self._unused.look_for_more(self._events_left())
-        now_ns = None if self._clock is None else self._clock.now_ns()
-        if self._cursor_ttl_s is not None and now_ns is not None and time.monotonic() >= self._expire_at:
+        now_ns = self._clock.now_ns()
+        jump_ns = self._clock.take_jump()
+        if jump_ns is not None and self._reports_clock:
+            self._report_clock(round(jump_ns / 1e9))
+        self.save_clock()
+        if self._cursor_ttl_s is not None and time.monotonic() >= self._expire_at:
             self._expire_at = time.monotonic() + min(EXPIRE_S, self._cursor_ttl_s / 10)
             self._cursors.expire_unused(self._cursor_ttl_s, now_ns)
         return self._step(rules, now_ns)
+
+    def save_clock(self) -> None:
+        """Store the time of retention if it is due, so that a restart does not make a wrong clock right."""
+        if self._clock.is_due(self._stored_clock):
+            state = self._clock.state
+            with transaction(self._connection):
+                save_clock(self._connection, state)
+            self._stored_clock = state
 
     def begin_purge(self, keys: KeySet) -> Purge:
         """Return a purge of all events that are in the log now."""
@@ -99,7 +116,7 @@ class Pruner:
         # Each step plans again, because sizes are estimates and cursors move.
         target, held_by = plan(self._connection, rules, self._writer().head, self._lowest(), now_ns)
         offloaded_until = rules.until or 0 if rules.offloaded else 0
-        removed, more = trim_step(self._connection, target, self._dedup_s, offloaded_until)
+        removed, more = trim_step(self._connection, target, self._identities, offloaded_until)
         if not more and rules.keys:
             removed, more, held_by = self._step_by_key(rules, now_ns, held_by)
         self._unused.events_removed(removed)
@@ -130,14 +147,16 @@ class Pruner:
     def _events_left(self) -> int:
         return self._writer().head - get_low_water(self._connection)
 
-    def _report_clock(self, clock_ns: int, used_ns: int) -> None:
-        ahead_s = round((clock_ns - used_ns) / 1e9)
-        where = "ahead of" if ahead_s > 0 else "behind"
+    def _report_clock(self, ahead_s: int) -> None:
+        prune = f"zbus log prune {shlex.quote(self._path)} --max-age 1h would remove the old events of all keys now"
         reason = (
-            f"the clock of this machine is {abs(ahead_s)} s {where} the time that age "
-            "retention uses, which follows it slowly, so that a wrong clock does not remove every event. If the clock "
-            "is right, as after a long pause, nothing needs to be done, and events stay longer than usual; zbus log "
-            f"prune {shlex.quote(self._path)} --max-age 1h would remove the old events of all keys now"
+            f"the clock of this machine is {ahead_s} s ahead of the time that age retention uses, which follows it "
+            "slowly, so that a wrong clock does not remove every event. If the clock is right, as after a long pause, "
+            f"nothing needs to be done, and events stay longer than usual; {prune}"
+            if ahead_s > 0
+            else f"the clock of this machine is {-ahead_s} s behind the time that age retention used before. Age "
+            "retention follows it, so events stay longer than usual. If the clock is right, nothing needs to be done; "
+            f"otherwise set it: events are published with a wrong time. {prune}"
         )
         record_reason(
             "LOG_CLOCK_JUMPED", logging.WARNING, code="clock_jumped", reason=reason, path=self._path, ahead_s=ahead_s

@@ -14,7 +14,7 @@ from .file.chain import keep_leaves
 from .file.database import changed_rows, free_pages, transaction
 from .file.removed import drop_passed, has_removed, removed_after
 from .file.tables import BLOCK, SEALED_UNTIL, get_low_water, get_state, set_state
-from .write import removed_identities
+from .write.removed_identities import UP_TO, RemovedIdentities
 
 STEP = 4096
 SAMPLE = 999  # of the newest events, to find out when they were published
@@ -89,20 +89,22 @@ def plan(
     return target, None
 
 
-def trim_step(connection: Connection, target: int, dedup_s: float = 0.0, offloaded_until: int = 0) -> tuple[int, bool]:
+def trim_step(
+    connection: Connection, target: int, identities: RemovedIdentities, offloaded_until: int = 0
+) -> tuple[int, bool]:
     """Remove the oldest events, at most `STEP`. Returns how many, and whether any had to be removed.
 
-    Their identities are remembered for `dedup_s` seconds. The cold tier has the events up to `offloaded_until`.
+    The cold tier has the events up to `offloaded_until`.
     """
     low = get_low_water(connection)
     if low >= target:
-        removed_identities.forget_expired(connection)
+        identities.forget_expired()
         return 0, False
     first = connection.exec_driver_sql("SELECT min(offset) FROM events").scalar()
     until = target if first is None else min(target, max(low, int(first) - 1) + STEP)
     with transaction(connection):
         keep_leaves(connection, until)
-        removed_identities.remember(connection, removed_identities.UP_TO, until, dedup_s)
+        identities.remember(UP_TO, until)
         in_tier = max(get_state(connection).offloaded_until, min(until, offloaded_until))
         set_state(connection, low_water=until, offloaded_until=in_tier)
         connection.exec_driver_sql("DELETE FROM events WHERE offset <= ?", (until,))

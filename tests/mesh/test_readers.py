@@ -15,8 +15,10 @@ from mesh_lossy import Buses, buses_on, eventually, wanted
 from mesh_support import ZenohPeers
 
 import zbus
+from zbus.keys import KeySet
 from zbus.mesh import network
 from zbus.mesh.origins import claims
+from zbus.mesh.origins.readers import Readers
 from zbus_log import Rules, SqliteLog
 
 KEY = "shop/orders"
@@ -73,6 +75,91 @@ async def away(buses: Buses, **of_a: Any) -> tuple[zbus.Bus, int]:
     return a, other
 
 
+def readers_at(offset: int) -> Readers:
+    """Return the readers of a log from which nothing was removed: one, which has stored everything up to an offset."""
+    readers = Readers(retain_s=60.0)
+    readers.reported(7, offset, 0)
+    assert readers.take_passed(0) == []
+    return readers
+
+
+def reloaded(readers: Readers) -> Readers:
+    found = Readers(retain_s=60.0)
+    for name, value in readers.names().items():
+        assert found.load(name, value)
+    return found
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("low_water", "removed_until"), [(90, 0), (0, 90), (30, 90)])
+def test_a_reader_that_removal_passed_is_reported_once_until_it_has_everything(
+    low_water: int, removed_until: int, restarted: bool
+) -> None:
+    readers = readers_at(20)
+    if restarted:
+        readers = reloaded(readers)
+    assert [each.offset for each in readers.take_passed(low_water, removed_until)] == [20]
+    if restarted:
+        readers = reloaded(readers)
+
+    readers.reported(7, 20, 1)  # it comes back
+    assert readers.take_passed(low_water + 5, removed_until + 5) == []
+    readers.reported(7, 200, 2)
+    assert readers.take_passed(low_water + 5, removed_until + 5) == []
+    assert [each.offset for each in readers.take_passed(0, 201)] == [200]
+
+
+def test_what_was_removed_from_the_middle_before_a_reader_came_is_not_reported() -> None:
+    readers = Readers(retain_s=60.0)
+    readers.reported(7, 20, 0)  # it receives the history
+    assert readers.take_passed(0, 90) == []
+    assert readers.take_passed(0, 90) == []
+    assert len(readers.take_passed(0, 91)) == 1
+
+
+def test_times_of_readers_that_a_wrong_clock_set_into_the_future_end() -> None:
+    readers = Readers(retain_s=60.0)
+    readers.reported(7, 20, 365 * 86_400 * 10**9)
+    readers.limit_seen(1000)
+
+    assert readers.lowest(now_ns=1000) is not None
+    assert readers.lowest(now_ns=1000 + 61 * 10**9) is None
+
+
+async def test_a_clock_that_jumps_does_not_end_the_wait_for_a_node(buses: Buses) -> None:
+    a, other = await away(buses)
+    runtime = node_of(a).network._runtime
+    ahead = runtime.time_ns() + 365 * 86_400 * 10**9
+    runtime.time_ns = lambda: ahead
+    await asyncio.sleep(0.3)
+
+    assert log_of(a)._pruner.reader == (f"node {other:x}", 10)
+
+
+@pytest.mark.parametrize("how", ["by key", "purge"])
+async def test_a_node_that_misses_events_removed_from_the_middle_is_reported_once(
+    buses: Buses, records: list[dict[str, Any]], how: str
+) -> None:
+    a, other = await away(buses, retain_remote_s=0.0)
+    await (await a.publisher("tele/cpu")).publish(b"stays")
+    await publish(a, KEPT // 4)
+    assert passed(records) == []
+    if how == "purge":
+        await node_of(a).run(log_of(a).purge, KeySet(["shop/**"]))
+    else:
+        await asyncio.sleep(0.1)
+        await node_of(a).run(log_of(a).prune, Rules(keys=(("shop/**", 0.01),)))
+
+    await eventually(lambda: bool(passed(records)))
+    (found,) = passed(records)
+    assert (found["origin"], found["offset"], found["until"]) == (f"{other:x}", 10, 11 + KEPT // 4)
+    assert a.stats()["readers_passed"] == 1
+    await buses.open("b", keep=["shop/**"])
+    await eventually(lambda: reader_of(a, other) == 11 + KEPT // 4)
+    await asyncio.sleep(0.3)
+    assert len(passed(records)) == 1
+
+
 async def test_retention_waits_for_a_node_that_is_not_connected(buses: Buses, records: list[dict[str, Any]]) -> None:
     a, other = await away(buses)
     await publish(a, 5 * KEPT)
@@ -117,4 +204,36 @@ async def test_a_node_that_was_away_for_too_long_is_passed_and_reported_once(
     (found,) = passed(records)
     assert (found["origin"], found["offset"], found["code"]) == (f"{other:x}", 10, "reader_passed")
     await publish(a, KEPT)
+    await buses.open("b", keep=["shop/**"])  # it reports its old position when it comes back
+    await eventually(lambda: (reader_of(a, other) or 0) > 10)
+    await asyncio.sleep(0.3)
     assert len(passed(records)) == 1
+    assert a.stats()["readers_passed"] == 1
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_the_gap_that_retention_made_begins_after_the_events_that_a_node_received_before_it_was_closed(
+    buses: Buses, killed: bool, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = await buses.open("a", retain_remote_s=0.0)
+    b = await buses.open("b", keep=["shop/**"])
+    await wanted(a, KEY)
+    orders, others = await a.publisher(KEY), await a.publisher("shop/others")
+    for publisher in (orders, others):
+        await publisher.publish_many([b"%d" % number for number in range(10)])
+    other = node_of(b).network.origin
+    await eventually(lambda: reader_of(a, other) == 20)
+    if killed:  # what is stored at the close is missing
+        monkeypatch.setattr(node_of(b).network.inbox.received_sequences, "names", dict)
+    await b.aclose()
+    await orders.publish_many([b"%d" % number for number in range(10, 100)])
+    await others.publish(b"10")
+    await node_of(a).run(log_of(a).prune, Rules(max_events=20))
+
+    b = await buses.open("b", keep=["shop/**"])
+    await eventually(lambda: node_of(b).network.head >= 40)
+    await eventually(lambda: b.stats().get("gaps_unrepaired") == (2 if killed else 1))
+
+    gaps = [each for each in records if each.get("code") == "gap_unrepaired"]
+    found = {each["key"]: (each["first"], each["last"]) for each in gaps}
+    assert found == ({KEY: (0, 80), "shop/others": (0, 9)} if killed else {KEY: (10, 80)})

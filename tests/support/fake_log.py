@@ -273,6 +273,9 @@ class FakeLane:
     def low_water(self) -> int:
         return self.history.low_water
 
+    def removed_until(self) -> int:
+        return 0
+
     def size_bytes(self) -> int:
         return sum(len(entry.row.payload) for entry in self.history.entries)
 

@@ -273,6 +273,9 @@ class FakeLog:
     def low_water(self) -> int:
         return self._low_water
 
+    def removed_until(self) -> int:
+        return 0
+
     def count(self, after: int, until: int) -> int:
         return bisect.bisect_right(self._offsets, until) - bisect.bisect_right(self._offsets, after)
 

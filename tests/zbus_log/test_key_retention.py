@@ -15,7 +15,7 @@ from zbus import BusConfig
 from zbus.config import load_config
 from zbus.errors import ConfigInvalid, LogFull, LogTrimmed
 from zbus.ports.log import Span
-from zbus_log import Rules, SqliteLog, open_log
+from zbus_log import Rules, SqliteLog
 from zbus_log.file.tables import BLOCK
 from zbus_log.retention import newest_time_ns
 from zbus_log.write.removal import Removal
@@ -255,10 +255,10 @@ def test_it_can_be_set_in_the_environment_and_in_a_file(tmp_path: Path, monkeypa
     assert load_config().retain_keys_s == {"telemetry/**": 3600.0, "orders/**": None}
 
 
-def test_the_clock_is_guarded_by_the_shortest_age(path: Path) -> None:
-    with opened(path, retain_keys_s={"telemetry/**": HOUR}) as log:
-        assert isinstance(log, SqliteLog)
-        assert log._pruner._clock is not None
-    log = open_log(BusConfig(log=str(path)))
-    assert log._pruner._clock is None
-    log.close(5.0)
+def test_the_time_of_retention_stays_stored_when_retention_by_key_notes_what_it_examined(path: Path) -> None:
+    fill_by_age(path, (SIZE, 2))
+    assert ask(path, "SELECT count(*) FROM examined") == 0  # without retention, nothing is stored
+    with opened(path, retain_keys_s={"telemetry/**": HOUR}):
+        wait_until(lambda: ask(path, "SELECT count(*) FROM examined WHERE rule LIKE '[%' AND until > 0") == 1)
+
+    assert ask(path, "SELECT count(*) FROM examined WHERE rule = 'clock/time_ns'") == 1

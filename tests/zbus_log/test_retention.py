@@ -514,6 +514,42 @@ def test_a_clock_that_jumps_a_year_ahead_does_not_empty_the_log(
     log.close(5.0)
 
 
+@pytest.mark.parametrize("set_right", [False, True])
+def test_a_restart_does_not_make_a_wrong_clock_right_however_many_events_it_has_published(
+    path: Path, set_right: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
+    now, ahead = time.time_ns(), 365 * DAY_NS
+    with opened(path, retain_age_s=86_400) as log:
+        append(log, [row(n, at_ns=now - 1000 + n) for n in range(100)])
+        monkeypatch.setattr("time.time_ns", lambda: now + ahead)
+        append(log, [row(100 + n, at_ns=now + ahead + n) for n in range(1000)])
+        wait_until(lambda: "LOG_CLOCK_JUMPED" in caplog.text)
+    caplog.clear()
+
+    if set_right:
+        monkeypatch.setattr("time.time_ns", lambda: now)
+    with opened(path, retain_age_s=86_400) as log:
+        time.sleep(0.3)
+        assert len(offsets(log)) == 1100
+    assert ("LOG_CLOCK_JUMPED" in caplog.text) == (not set_right)
+
+
+def test_a_clock_that_jumps_does_not_forget_the_identities_of_removed_events(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zbus_log.write.writer.IDLE_S", 0.05)
+    now = time.time_ns()
+    with opened(path, retain_events=10) as log:
+        append(log, [row(n, at_ns=now) for n in range(100)])
+        wait_until(lambda: log.low_water() == 90)
+        monkeypatch.setattr("time.time_ns", lambda: now + 365 * DAY_NS)
+        time.sleep(0.3)
+        append(log, [row(n, at_ns=now) for n in range(100)])
+
+        assert log.head() == 100
+
+
 def test_the_error_of_a_trimmed_read_names_the_current_low_water_mark(log: SqliteLog) -> None:
     append(log, [row(n) for n in range(10)])
     for until in (2, 3, 7):  # the reader remembers the first one

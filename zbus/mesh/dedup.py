@@ -70,6 +70,20 @@ class Dedup:
         publisher = self._publishers.get(publisher_id)
         return publisher.last if publisher is not None else None
 
+    def unbroken_until(self, publisher_id: int) -> int:
+        """Return the highest sequence received from a publisher before the first skipped one; -1 if it is unknown.
+
+        >>> seen = Dedup()
+        >>> [seen.arrival(7, sequence).name for sequence in (5, 6, 9)]
+        ['NEW', 'NEW', 'NEW']
+        >>> seen.unbroken_until(7), seen.unbroken_until(8)
+        (6, -1)
+        """
+        publisher = self._publishers.get(publisher_id)
+        if publisher is None:
+            return -1
+        return publisher.skipped[0][0] - 1 if publisher.skipped else publisher.last
+
     def skipped_before(self, publisher_id: int, sequence: int) -> int | None:
         """Return the first of the sequences directly before this one that were skipped, or None if there are none."""
         publisher = self._publishers.get(publisher_id)

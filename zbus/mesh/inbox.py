@@ -44,6 +44,7 @@ from .log_service import NOTHING_KNOWN
 from .origins.incarnations import Incarnations
 from .origins.known_logs import INCARNATIONS_MAX, KnownLogs
 from .peer import Peer
+from .received_sequences import ReceivedSequences
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
@@ -98,6 +99,7 @@ class Inbox:
         self.stored_events = 0  # of other nodes, in the log of this one
         self.received: dict[str, int] = {}  # events by link, including duplicates
         self.sequence_marks = SequenceMarks(runtime)
+        self.received_sequences = ReceivedSequences()
         self._undelivered: set[tuple[int, int]] = set()  # new identities that are being stored
         self._storing: dict[int, asyncio.Future[Any]] = {}  # per origin: the last batch that is not stored yet
         self._failures = Counter[int]()  # per origin: how many batches were not stored
@@ -560,10 +562,12 @@ class Inbox:
     def _missing(self, key: str, publisher_id: int, after: int, sequence: int) -> dict[str, Any] | None:
         """Return the events before `sequence` that were not received, or None if there are none."""
         last = self._seen.last(publisher_id)
+        if last is None:
+            last = self.received_sequences.until(publisher_id)
         skipped = self._seen.skipped_before(publisher_id, sequence)
         if skipped is not None:  # later events came over another link
             last = skipped - 1
-        first = max(after, -1 if last is None else last) + 1
+        first = max(after, last) + 1
         if first >= sequence:
             return None
         return {"publisher_id": publisher_id, "first": first, "last": sequence - 1, "key": key}
@@ -592,6 +596,9 @@ class Inbox:
             self._undelivered -= undelivered
             if not done.cancelled() and done.exception() is None:
                 self.stored_events += len(rows) - len(done.result().repeated)
+                for publisher_id, sequence in {row.publisher_id: row.sequence for row in rows}.items():
+                    until = min(sequence, self._seen.unbroken_until(publisher_id))
+                    self.received_sequences.stored(publisher_id, until)
                 if done.result().conflicts:
                     self._report_conflicts(rows, done.result())
                 return

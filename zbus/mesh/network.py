@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import convert
@@ -47,6 +48,7 @@ from .origins.known_logs import KNOWN_KINDS, NOTHING_OWED
 from .origins.own_log import OwnLog
 from .origins.reader_reports import ReaderReports
 from .origins.readers import KINDS as READER_KINDS
+from .received_sequences import RECEIVED_KIND
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue
@@ -59,7 +61,8 @@ T = TypeVar("T")
 
 # Kinds of stored positions: the first part of their names.
 SENT, SENT_UNTIL_0_1, OWN, CLOCK = "out", "sent", "own", "clock"
-REPLACED_KINDS = (*KNOWN_KINDS, *READER_KINDS, OWN, CLOCK)  # all of them are stored each time
+REPLACED_KINDS = (*KNOWN_KINDS, *READER_KINDS, RECEIVED_KIND, OWN, CLOCK)  # all of them are stored each time
+NO_NAMES: Mapping[str, int] = MappingProxyType({})
 
 STORE_S = 1.0
 REPORT_S = 10.0  # how often other nodes learn how far their events are stored here, if that has changed
@@ -136,12 +139,12 @@ class Network:
                 self._since[rest] = value
             elif kind == "heard":
                 self.inbox.sequence_marks.load(int(rest, 16), self._stored.pop(name))
-            elif not self._reports.readers.load(name, value):
+            elif not (self._reports.readers.load(name, value) or self.inbox.received_sequences.load(name, value)):
                 self.inbox.known_logs.load(name, value)
         await self._check_positions(self._log)
-        self._reports.hold()  # before retention runs
-        # Continue the clock of earlier processes: times of interest that they stored stay comparable.
+        # Continue the clock of earlier processes: times that they stored stay comparable.
         self._runtime.clock_zero_ns = self._stored.get(self._clock_name, self._runtime.clock_zero_ns)
+        self._reports.start()  # before retention runs
         now = 0 if is_damaged else self._steady_ns()  # when an interest began may be among what is lost
         new = {each: now for each in dict.fromkeys(stored_keys) if each not in self._since}
         self._since = {each: self._since.get(each, now) for each in dict.fromkeys(stored_keys)}
@@ -188,6 +191,7 @@ class Network:
         if all(at <= head and self._lineage.shared({incarnation: at}) == at for incarnation, at in stamps.items()):
             return
         self.inbox.known_logs.forget()
+        self.inbox.received_sequences.forget()
         self._reports.readers.forget()
         reason = (
             "the positions beside this log are of another log, or of a newer state of this one. The events of other "
@@ -292,7 +296,7 @@ class Network:
         self._declaring.shutdown(cancel_futures=True)
         for link in self.links:
             link.send_queue.close(JOIN_S)
-        self._store(self.inbox.sequence_marks.take())
+        self._store(self.inbox.sequence_marks.take(), self.inbox.received_sequences.names())
         for fabric in [*(link.fabric for link in self.links), *self.embedded]:
             _try(fabric.close)
         self.request_server.close()
@@ -619,12 +623,13 @@ class Network:
                     reporting = self._reports.send(self.registry.present, self.inbox.known_logs, request)
                     self._reporting = self._loop.create_task(reporting)
 
-    def _store(self, sequence_marks: Mapping[int, int]) -> None:
+    def _store(self, sequence_marks: Mapping[int, int], at_close: Mapping[str, int] = NO_NAMES) -> None:
         if self._log is None:
             return
         sent = {link.label: link.send_queue.sent for link in self.links}
         now = {self._sent_name(label): at for label, at in sent.items()} | self.inbox.known_logs.names()
         now |= self._reports.readers.names()
+        now |= at_close
         now |= {f"since/{each}": since for each, since in self._since.copy().items()}
         if now:  # an embedded bus without durable subscriptions stores nothing
             now |= self._stamps()

@@ -190,7 +190,7 @@ RECORDS: dict[str, RecordInfo] = {
     "LOG_TASK_FAILED": RecordInfo("WARNING", "A background task of a log raised an exception.", "path"),
     "LOG_CLOCK_JUMPED": RecordInfo(
         "WARNING",
-        "The clock differs from the time that age retention uses, which follows it slowly.",
+        "The clock differs from the time that age retention uses, which follows a clock that is ahead slowly.",
         "path, ahead_s, code, reason",
     ),
     "LOG_PURGED": RecordInfo(
@@ -205,9 +205,9 @@ RECORDS: dict[str, RecordInfo] = {
     ),
     "RETENTION_PASSED_NODE": RecordInfo(
         "WARNING",
-        "Retention removed events that a node has not stored for its durable subscriptions: it waited for "
+        "Retention or a purge removed events that a node has not stored for its durable subscriptions: it waited for "
         "`retain_remote_s`.",
-        "origin, offset, code, reason",
+        "origin, offset, until, code, reason",
     ),
     "LOG_COLD_GAP": RecordInfo("WARNING", "The cold tier ends before the log begins.", "path, first, last"),
     "LOG_COLD_LEFT_BEHIND": RecordInfo(

@@ -361,6 +361,9 @@ class Log(Protocol):
     def low_water(self) -> int:
         """Return the offset up to which retention removed every event."""
 
+    def removed_until(self) -> int:
+        """Return the highest offset that was removed from the middle of the log; 0 if none was."""
+
     def hold(self, reader: tuple[str, int] | None) -> None:
         """Let retention keep the events after an offset for a reader, such as another node, until the next call."""
 

@@ -157,7 +157,7 @@ purges = Table(  # a row for each purge, added when it begins
     Column("events", INTEGER, nullable=False),  # removed so far
     sqlite_strict=True,
 )
-examined = Table(  # how far retention by key has removed the events of each age: see `key_retention.py`
+examined = Table(  # how far retention has come: see `key_retention.py` and `age_clock.py`
     "examined",
     MetaData(),
     Column("rule", TEXT, primary_key=True),

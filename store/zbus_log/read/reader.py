@@ -185,6 +185,11 @@ class SqliteReader:
         with reading_errors(self.path), self._engine.connect() as connection:
             return get_low_water(connection)
 
+    def removed_until(self) -> int:
+        """Return the highest offset that was removed from the middle; 0 if none was."""
+        with reading_errors(self.path), self._engine.connect() as connection:
+            return get_state(connection).removed_until
+
     def offloaded_until(self) -> int:
         """Return the last offset that was removed because the cold tier has it."""
         with reading_errors(self.path), self._engine.connect() as connection:

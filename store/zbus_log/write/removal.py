@@ -21,7 +21,7 @@ from zbus_log.file.key_table import KeyTable
 from zbus_log.file.removed import store_removed
 from zbus_log.file.tables import BLOCK, get_low_water, get_state, set_state
 
-from . import removed_identities
+from .removed_identities import LISTED, RemovedIdentities
 from .writer import Writer
 
 _index = msgspec.json.Decoder(dict[int, list[int]]).decode
@@ -55,8 +55,10 @@ class Chosen(NamedTuple):
 class Removal:
     """Used by the writer's thread only."""
 
-    def __init__(self, path: str, connection: Connection, writer: Callable[[], Writer], dedup_s: float) -> None:
-        self._path, self._connection, self._writer, self._dedup_s = path, connection, writer, dedup_s
+    def __init__(
+        self, path: str, connection: Connection, writer: Callable[[], Writer], identities: RemovedIdentities
+    ) -> None:
+        self._path, self._connection, self._writer, self._identities = path, connection, writer, identities
         self._proved, self._keys = ProvedBlocks(), KeyTable()
 
     def choose(self, block: int, until: int, is_wanted: Callable[[str], bool]) -> Chosen:
@@ -90,7 +92,7 @@ class Removal:
                 missing = min(set(chosen.offsets) - {row[0] for row in found})
                 raise LogDamaged(self._path, f"the event at offset {missing} is missing", (missing, missing))
             store_removed(connection, chosen.block, {offset: checksum for offset, checksum, _ in found}, self._path)
-            removed_identities.remember(connection, removed_identities.LISTED, offsets, self._dedup_s)
+            self._identities.remember(LISTED, offsets)
             state = get_state(connection)
             until = max(state.removed_until, chosen.offsets[-1])
             set_state(connection, removals=state.removals + 1, removed_until=until)

@@ -11,11 +11,11 @@ There can be millions of rows. A lookup is one search in the table for each sequ
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sqlalchemy import Connection
 
+FOREVER_S = 100 * 365 * 86_400  # so that times fit into 63 bits
 UP_TO = "offset <= ?1"  # for `remember`
 LISTED = "offset IN (SELECT value FROM json_each(?1))"
 EXAMINED_MAX = 65_536  # rows by one call of `forget_expired`, so that commits do not wait for it
@@ -60,7 +60,7 @@ _INSERT = "INSERT INTO removed_identities SELECT value ->> 0, value ->> 1, value
 # Ranges do not overlap, so the last one that begins at a sequence or before it decides.
 _FIND = """
 SELECT value FROM json_each(?2) WHERE value <= (
-    SELECT iif(forget_at > ?3, last_sequence, NULL) FROM removed_identities
+    SELECT last_sequence FROM removed_identities
     WHERE publisher = ?1 AND first_sequence <= value ORDER BY first_sequence DESC LIMIT 1
 )
 """
@@ -73,37 +73,40 @@ DELETE FROM removed_identities
 WHERE (publisher, first_sequence) > (?, ?) AND (publisher, first_sequence) <= (?, ?) AND forget_at <= ?
 """
 _LOWEST, _HIGHEST = (-(1 << 63), -(1 << 63)), ((1 << 63) - 1, (1 << 63) - 1)
-_POSITION = "removed_identities_examined_until"
 
 
-def remember(connection: Connection, which: str, value: int | str, dedup_s: float) -> None:
-    """Remember the identities of events that are about to be removed in this transaction.
+class RemovedIdentities:
+    """Used by the writer's thread only. They are kept for `dedup_s` seconds, by the time of retention."""
 
-    `which` is `UP_TO` with an offset, or `LISTED` with a JSON array of offsets.
-    """
-    if not dedup_s:
-        return
-    forget_at = min(time.time_ns() + int(dedup_s * 1e9), (1 << 63) - 1)
-    joined = connection.exec_driver_sql(_JOINED.format(which=which), (value, forget_at)).scalar_one()
-    connection.exec_driver_sql(_DELETE_JOINED, (joined,))
-    connection.exec_driver_sql(_INSERT, (joined,))
+    def __init__(self, connection: Connection, dedup_s: float, now_ns: Callable[[], int]) -> None:
+        self._connection, self._dedup_ns, self._now_ns = connection, int(min(dedup_s, FOREVER_S) * 1e9), now_ns
+        self._examined = _LOWEST
 
+    def remember(self, which: str, value: int | str) -> None:
+        """Remember the identities of events that are about to be removed in this transaction.
 
-def forget_expired(connection: Connection) -> None:
-    """Delete some identities whose time is over. The next call continues where this one ended."""
-    after = connection.info.get(_POSITION, _LOWEST)
-    row = connection.exec_driver_sql(_EXAMINED_UNTIL, (*after, EXAMINED_MAX - 1)).first()
-    until = _HIGHEST if row is None else (row[0], row[1])
-    connection.exec_driver_sql(_FORGET, (*after, *until, time.time_ns()))
-    connection.info[_POSITION] = _LOWEST if row is None else until
+        `which` is `UP_TO` with an offset, or `LISTED` with a JSON array of offsets.
+        """
+        if not self._dedup_ns:
+            return
+        connection, forget_at = self._connection, self._now_ns() + self._dedup_ns
+        joined = connection.exec_driver_sql(_JOINED.format(which=which), (value, forget_at)).scalar_one()
+        connection.exec_driver_sql(_DELETE_JOINED, (joined,))
+        connection.exec_driver_sql(_INSERT, (joined,))
+
+    def forget_expired(self) -> None:
+        """Delete some identities whose time is over. The next call continues where this one ended."""
+        row = self._connection.exec_driver_sql(_EXAMINED_UNTIL, (*self._examined, EXAMINED_MAX - 1)).first()
+        until = _HIGHEST if row is None else (row[0], row[1])
+        self._connection.exec_driver_sql(_FORGET, (*self._examined, *until, self._now_ns()))
+        self._examined = _LOWEST if row is None else until
 
 
 def find(connection: Connection, wanted: Mapping[int, Collection[int]]) -> set[tuple[int, int]]:
     """Return those of the wanted sequences, by publisher, that were stored and removed."""
     found: set[tuple[int, int]] = set()
     for publisher, sequences in wanted.items():
-        values = publisher, json.dumps(list(sequences)), time.time_ns()
-        removed = connection.exec_driver_sql(_FIND, values).scalars()
+        removed = connection.exec_driver_sql(_FIND, (publisher, json.dumps(list(sequences)))).scalars()
         found.update((publisher, sequence) for sequence in removed)
     return found
 

@@ -34,32 +34,38 @@ class ReaderReports:
 
     # Reports of other nodes.
 
+    def start(self) -> None:
+        """Let retention wait for the nodes whose positions are stored."""
+        self.readers.limit_seen(self._runtime.steady_ns())
+        self.hold()
+
     def received(self, node: int, offset: int) -> None:
         """Note how far another node has stored the events of this log."""
-        self.readers.reported(node, offset, self._runtime.time_ns())
+        self.readers.reported(node, offset, self._runtime.steady_ns())
         self.hold()
 
     def hold(self) -> None:
         """Let retention wait for the nodes that need it."""
         if self._log is not None:
-            lowest = self.readers.lowest(self._runtime.time_ns())
+            lowest = self.readers.lowest(self._runtime.steady_ns())
             self._log.hold(None if lowest is None else (f"node {lowest.node:x}", lowest.offset))
 
     async def check(self, log: Log, present: Collection[int]) -> None:
         """Note which nodes are connected, and report those that retention has passed."""
         if not self.readers:
             return
-        now_ns = self._runtime.time_ns()
+        now_ns = self._runtime.steady_ns()
         for origin in present:
             self.readers.seen(origin, now_ns)
         self.hold()
-        for passed in self.readers.take_passed(await self._run(log.low_water)):
+        for passed in self.readers.take_passed(await self._run(log.low_water), await self._run(log.removed_until)):
             self._count("readers_passed", 1)
             reason = (
-                f"retention removed events of this log that node {passed.node:x} has not stored for its durable "
-                "subscriptions; the node learns what it missed when it requests them"
+                f"retention or a purge removed events of this log that node {passed.node:x} has not stored for its "
+                "durable subscriptions, if they want them. The node learns what it missed when it requests events, "
+                "except for those that were removed from between others"
             )
-            fields = {"origin": f"{passed.node:x}", "offset": passed.offset}
+            fields = {"origin": f"{passed.node:x}", "offset": passed.offset, "until": passed.passed}
             record_reason("RETENTION_PASSED_NODE", logging.WARNING, code="reader_passed", reason=reason, **fields)
         self.hold()
 

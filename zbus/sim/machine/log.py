@@ -291,6 +291,10 @@ class SimLog:
         """Return the offset up to which retention removed every event."""
         return self.disk.low_water
 
+    def removed_until(self) -> int:
+        """Return 0: nothing is removed from the middle."""
+        return 0
+
     def size_bytes(self) -> int:
         """Return the size of the stored events."""
         return self.disk.size_bytes
