@@ -21,6 +21,7 @@ from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog
 from zbus_log.cold.tier import Cold
+from zbus_log.file.head_record import _FILE_AT, _SIZE, copied_from
 from zbus_log.file.tables import BLOCK
 
 EXPRESSIONS = ("**", "shop/**", "bank/c3/*", "iot/c1/topic", "**/topic")
@@ -72,7 +73,11 @@ def make_closed(folder: Path) -> Base:
 
 
 def make_killed(folder: Path) -> Base:
-    """Return a log as a killed process leaves it: its newest events are in the write-ahead log."""
+    """Return a log as a killed process leaves it: its newest events are in the write-ahead log.
+
+    Its head record does not say which file the log is, so it is not taken for a copy of a log in use, of which all is
+    read when it is opened.
+    """
     live = folder.with_name(f"{folder.name}-live")
     live.mkdir()
     _fill(live).close(10.0)
@@ -82,6 +87,10 @@ def make_killed(folder: Path) -> Base:
         _acknowledge(log, CURSORS["first"] + 100, CURSORS["second"] + 100)
         shutil.copytree(live, folder, ignore=shutil.ignore_patterns("*-shm"))
     shutil.rmtree(live)
+    with (folder / "app.db-head").open("r+b") as head:
+        head.seek(_FILE_AT)
+        head.write(bytes(_SIZE - _FILE_AT))
+    assert copied_from(str(folder / "app.db")) is None
     return _base(folder)
 
 
