@@ -357,6 +357,8 @@ class SqliteLog:
             more = self._pruner.purge_step(purge)
             if progress is not None and purge.removed > before:
                 progress(purge.removed)
+            if not more:
+                self._owner.remove_from_wal()
             return more
 
         self._run_steps(step, lambda: f"a purge; {0 if purge is None else purge.removed} events were removed")

@@ -24,6 +24,7 @@ from zbus.errors import EventCorrupt, LogDamaged, LogReadOnly
 from zbus.keys import KeySet
 from zbus.ports.log import Row, Span
 from zbus_log import Rules, SqliteLog, purge, verify
+from zbus_log.file.database import WAL_BYTES
 from zbus_log.file.tables import BLOCK
 from zbus_log.purging import preview
 
@@ -77,6 +78,49 @@ def test_purged_payloads_are_overwritten_in_the_file(path: Path) -> None:
 
     assert b"secret of customer 0" in stored
     assert b"secret of customer 1" not in stored
+
+
+def secrets_in(path: Path) -> set[str]:
+    """The files of a log, by name, that have a secret of customer 1."""
+    files = [each for each in path.parent.iterdir() if each.is_file()]
+    return {each.name for each in files if b"secret of customer 1" in each.read_bytes()}
+
+
+def test_purged_payloads_are_overwritten_in_the_files_of_a_running_owner(path: Path) -> None:
+    with opened(path) as log:
+        append(log, [Row(1, n, n, f"customer/{n % 2}", b"secret of customer %d" % (n % 2), None) for n in range(3000)])
+        before = secrets_in(path)
+        log.purge(KeySet(["customer/1"]))
+
+        assert before
+        assert secrets_in(path) == set()
+        assert Path(f"{path}-wal").stat().st_size >= WAL_BYTES  # so that commits do not extend it
+        append(log, [Row(1, 3000, 1, "customer/0", b"x", None)])
+    check(path, 1500)
+
+
+def test_purged_payloads_are_removed_from_the_write_ahead_log_when_a_long_read_ends(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zbus_log.write.checkpoints.EMPTY_AGAIN_S", 0.05)
+    monkeypatch.setattr("zbus_log.write.checkpoints.EMPTY_WAIT_S", 0.05)
+    with opened(path) as log:
+        append(log, [Row(1, n, n, f"customer/{n % 2}", b"secret of customer %d" % (n % 2), None) for n in range(3000)])
+        reader = raw(path)
+        reader.execute("BEGIN").close()
+        reader.execute("SELECT count(*) FROM events").fetchall()
+        log.purge(KeySet(["customer/1"]))
+        during = secrets_in(path)
+        (report,) = [each.zbus for each in caplog.records if "LOG_PURGE_INCOMPLETE" in each.message]  # type: ignore[attr-defined]
+        append(log, [Row(1, 3000, 1, "customer/0", b"x", None)])
+        reader.execute("COMMIT").close()
+        reader.close()
+
+        assert f"{path.name}-wal" in during
+        assert report["code"] == "wal_in_use"
+        wait_until(lambda: secrets_in(path) == set())
+        append(log, [Row(1, 3001, 1, "customer/0", b"x", None)])
+    check(path, 1500)
 
 
 def test_a_reader_beside_the_purge_sees_the_same(path: Path, log: SqliteLog) -> None:

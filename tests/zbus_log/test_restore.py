@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from zbus_log.backup.check import verify_backup
 from zbus_log.backup.fork import fork, promote
 from zbus_log.backup.log_copy import LogCopy
 from zbus_log.backup.make import make_backup
+from zbus_log.backup.new_log import NewLog
 from zbus_log.backup.restore import restore
 
 EVENTS = 9_000
@@ -123,6 +126,64 @@ def test_a_restore_that_ends_halfway_never_leaves_a_log_of_mixed_files(
             break
 
     assert outcomes == {(EVENTS + 10, 9_005), "refused", (EVENTS, 8_000)}
+
+
+KILLED_RESTORE = """
+import os, sys
+from pathlib import Path
+left = int(sys.argv[3])
+def counted(move):
+    def moved(*paths):
+        global left
+        left -= "app.db" in str(paths[0])
+        return os._exit(9) if left < 0 else move(*paths)
+    return moved
+Path.rename, Path.replace = counted(Path.rename), counted(Path.replace)
+from zbus_log.backup.restore import restore
+restore(sys.argv[1], sys.argv[2], replace=True)
+"""
+
+
+def test_a_killed_replacement_is_continued_and_keeps_the_old_log_under_one_name(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    opened = SqliteLog(str(log))
+    fill(opened, 10)
+    set_cursor(opened, "billing", 9_005)
+    opened.close(10.0)
+    newer = everything(log)
+    status = 9
+    for at in range(20):
+        place = tmp_path / f"place-{at}"
+        place.mkdir()
+        for side in ("", "-head", "-cursors"):
+            shutil.copyfile(f"{log}{side}", place / f"app.db{side}")
+        arguments = [sys.executable, "-c", KILLED_RESTORE, f"{tmp_path}/app.zbus", str(place / "app.db"), str(at)]
+        status = subprocess.run(arguments, check=False, timeout=60).returncode
+        assert status in (0, 9)
+        if status == 0:
+            break
+
+        restore(f"{tmp_path}/app.zbus", str(place / "app.db"), replace=True)
+
+        old = sorted(place.glob("app.db.replaced-*"))
+        (name,) = [each for each in old if not each.name.endswith(("-head", "-cursors"))]
+        SqliteLog(str(name)).close(5.0)
+        assert everything(name) == newer
+        assert everything(place / "app.db")["head"] == EVENTS
+        assert not list(place.glob(".*.new-*"))
+    assert (status, at) == (0, 5)
+
+
+def test_the_folder_of_a_restore_that_is_still_running_is_left_alone(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    target = str(tmp_path / "again.db")
+    with NewLog(target) as first:
+        (tmp_path / ".again.db.new-0000").mkdir()
+        with NewLog(target):
+            folders = [each.name for each in tmp_path.glob(".again.db.new-*")]
+
+        assert len(folders) == 2
+        assert Path(first.path).parent.name in folders
 
 
 def test_a_log_that_a_process_owns_is_not_replaced(log: Path, tmp_path: Path) -> None:

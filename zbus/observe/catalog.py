@@ -198,6 +198,11 @@ RECORDS: dict[str, RecordInfo] = {
         "All events of some keys were removed from a log, because a user asked for it.",
         "path, keys, until, events, durables (that had not acknowledged all of them)",
     ),
+    "LOG_PURGE_INCOMPLETE": RecordInfo(
+        "WARNING",
+        "Purged events are still in the write-ahead log, because the log is being read. This is tried again.",
+        "path, code, reason",
+    ),
     "LOG_CURSOR_EXPIRED": RecordInfo(
         "WARNING",
         "A durable subscription expired, because nothing used it for `cursor_ttl_s`; retention no longer waits for it.",
@@ -294,6 +299,7 @@ CODES: dict[str, str] = {
     "reader_passed": "Retention did not wait longer for the durable subscriptions of another node.",
     "cursor_expired": "A durable subscription was not used for `cursor_ttl_s`.",
     "lease_lost": "The subscription was closed, or another subscriber claimed the durable subscription.",
+    "wal_in_use": "The write-ahead log could not be emptied after a purge, because the log is being read.",
     "checkpoint_failed": "The write-ahead log of the log could not be copied into its file.",
     "log_truncated": "Acknowledged events are missing at the end of the log, or may be missing.",
     "old_folder_unusable": "The folder of an older zbus cannot be read or removed.",

@@ -2,12 +2,18 @@
 
 The head record is put in place first and the log last. So a process that is killed in between leaves a log that
 cannot be opened, because its file is missing, and never one that is mixed with older files.
+
+An existing log is moved aside under one name, even if a process is killed while it does so: its head record is copied
+to that name first, and the next process continues with that name. Each folder is locked by the process that builds in
+it. Folders that no process has locked are left over, and are removed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
+import re
 import secrets
 import shutil
 import time
@@ -15,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zbus.errors import ConfigInvalid, LogLocked
+from zbus.errors import ConfigInvalid, LogDamaged, LogLocked
 from zbus.util.atomic_file import sync
-from zbus_log.file.head_record import Head, HeadRecord, owner_pid
+from zbus_log.file.head_record import Head, HeadRecord, owner_pid, read_record
 from zbus_log.file.old_folder import OldFolder
 
 from .log_copy import Contents
@@ -49,13 +55,21 @@ class NewLog:
             raise ConfigInvalid("log", f"the folder {str(self._path.parent)!r} does not exist")
         self._folder = self._path.with_name(f".{self._path.name}.new-{secrets.token_hex(4)}")
         self.path = str(self._folder / self._path.name)
+        self._descriptor: int | None = None
 
     def __enter__(self) -> NewLog:
+        for folder in self._path.parent.glob(f".{glob.escape(self._path.name)}.new-*"):
+            if (descriptor := _lock_folder(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
         self._folder.mkdir()
+        self._descriptor = _lock_folder(self._folder)
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
     @property
     def exists(self) -> bool:
@@ -97,16 +111,33 @@ class NewLog:
 
     def _move_aside(self) -> str:
         """Move the existing log aside, with all its parts. Its head record stays until the new one replaces it."""
-        name = f"{self._path}.replaced-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-        while os.path.lexists(name):
-            name += "x"
-        for part in PARTS:
-            if os.path.lexists(path := Path(f"{self._path}{part}")):
-                path.rename(f"{name}{part}")
+        name = self._begun_aside()
+        if name is None:
+            name = f"{self._path}.replaced-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+            while os.path.lexists(name) or os.path.lexists(f"{name}{HEAD}"):
+                name += "x"
         if (head := Path(f"{self._path}{HEAD}")).exists():
             shutil.copyfile(head, f"{name}{HEAD}")
             sync(Path(f"{name}{HEAD}"))
+        for part in PARTS:
+            if os.path.lexists(path := Path(f"{self._path}{part}")):
+                path.rename(f"{name}{part}")
         return name
+
+    def _begun_aside(self) -> str | None:
+        """Return the name under which a process that was killed began to move this log aside."""
+        pattern = re.compile(re.escape(self._path.name) + r"\.replaced-\d{8}T\d{6}x*")
+        found = (pattern.match(each) for each in os.listdir(self._path.parent))  # noqa: PTH208
+        newest = max((each[0] for each in found if each is not None), default=None)
+        if newest is None:
+            return None
+        name = str(self._path.with_name(newest))
+        moved = {part for part in PARTS if os.path.lexists(f"{name}{part}")}
+        here = {part for part in PARTS if os.path.lexists(f"{self._path}{part}")}
+        if not moved:  # only the head record was copied
+            return name
+        is_same = "" not in here and not moved & here and _head_of(name) == _head_of(str(self._path))
+        return name if is_same else None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -125,3 +156,24 @@ class NewLog:
             yield
         finally:
             os.close(descriptor)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Lock a folder until the descriptor is closed, or this process ends. Returns None if another process has it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _head_of(log: str) -> Head | bytes | None:
+    try:
+        return read_record(log)
+    except LogDamaged:
+        return Path(f"{log}{HEAD}").read_bytes()

@@ -166,6 +166,10 @@ class Writer:
         for name in names:
             self._key_ids.pop(name, None)
 
+    def remove_from_wal(self) -> None:
+        """Remove what a purge removed from the write-ahead log too. Call it on the writer's thread."""
+        self._wal.empty()
+
     @property
     def checkpoint_failures(self) -> int:
         """How many checkpoints failed since the log was opened."""
@@ -230,6 +234,8 @@ class Writer:
                 self._attempt_periodic(self._periodic)  # in a busy log, after the next block
             if self.head // BLOCK - 1 > self._sealed and task is not _END:
                 self._seal_full_blocks()
+            if self._wal.empty_in_s is not None:
+                self._attempt(self._wal.empty_if_due)
         self._notify_deferred()
         self._notifier.close()
         while not self._inbox.empty():  # submitted while the writer was closing
@@ -253,11 +259,7 @@ class Writer:
         rows = size = 0
         half = inbox.qsize() // 2
         try:
-            item: Append | Task | _End = (
-                inbox.get(timeout=max(0.0, self._due - time.monotonic()) if self._periodic else None)
-                if postponed is None
-                else postponed
-            )
+            item: Append | Task | _End = inbox.get(timeout=self._wait_s()) if postponed is None else postponed
             while isinstance(item, tuple):
                 try:
                     more = size_of(item[0])
@@ -276,6 +278,12 @@ class Writer:
             return appends, item
         except Empty:
             return appends, None
+
+    def _wait_s(self) -> float | None:
+        """Return how long to wait if the queue is empty; None: until something is submitted."""
+        until_s = max(0.0, self._due - time.monotonic()) if self._periodic else None
+        due_s = [each for each in (until_s, self._wal.empty_in_s) if each is not None]
+        return min(due_s, default=None)
 
     def _commit(self, appends: list[Append]) -> None:
         """Store all appends in one transaction. Notifies each of its outcome, and the tail of the new events."""
