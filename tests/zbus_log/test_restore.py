@@ -158,6 +158,29 @@ def test_a_backup_is_restored_up_to_an_offset_or_a_time(log: Path, tmp_path: Pat
     assert verify(f"{tmp_path}/early.db").problems == []
 
 
+def test_a_cursor_that_cannot_be_used_is_not_moved_to_the_offset_of_a_restore(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/full.zbus")
+    restore(f"{tmp_path}/full.zbus", f"{tmp_path}/early.db", at=5_000)
+    Path(f"{tmp_path}/early.db-cursors").write_bytes(Path(f"{log}-cursors").read_bytes())
+    opened = SqliteLog(f"{tmp_path}/early.db")
+    fill(opened, 5_000)  # other events than those that the cursor at 8,000 acknowledged
+    set_cursor(opened, "shipping", 9_000)
+    opened.close(10.0)
+    make_backup(f"{tmp_path}/early.db", f"{tmp_path}/early.zbus")
+
+    restore(f"{tmp_path}/early.zbus", f"{tmp_path}/again.db", at=6_000)
+
+    again = SqliteLog(f"{tmp_path}/again.db")
+    try:
+        assert [(each.name, each.offset) for each in again.cursors.list()] == [("billing", 8_000), ("shipping", 6_000)]
+        fill(again, 4_000)
+        with pytest.raises(CursorError, match=r"zbus log cursors .* --reset billing"):
+            again.cursors.claim("billing", ["shop/**"], 0)
+        assert again.cursors.claim("shipping", ["shop/**"], 0).offset == 6_000
+    finally:
+        again.close(10.0)
+
+
 def test_an_offset_that_the_log_does_not_have_is_refused(log: Path, tmp_path: Path) -> None:
     make_backup(str(log), f"{tmp_path}/app.zbus")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -55,7 +56,7 @@ def restore(
             place = Path(f"{new.path}-cold")
             cold_copy.copy_files(manifest, file.with_name(COLD), place)
             cold_copy.write_manifest(manifest, place)
-        _restore_cursors(info, new.path, copied.cut)
+        _restore_cursors(file, info, new.path, copied.cut)
         new.record_head(copied)
         before = _head_of(log)
         replaced = new.put_in_place(replace=replace)
@@ -74,36 +75,41 @@ def offset_at(log: str, at: int | datetime) -> int:
         engine.dispose()
 
 
-class _Copied:
-    """The history that the restored cursors are about."""
+class _BackedUp:
+    """The history that the cursors of a backup are about: that of the whole backup."""
 
-    def __init__(self, lineage: Lineage, head: int) -> None:
-        self.lineage, self._head = lineage, head
+    def __init__(self, lineage: Lineage, head: int, losses: Sequence[tuple[int, int]]) -> None:
+        self.lineage, self._head, self._losses = lineage, head, losses
 
     def head(self) -> int:
         return self._head
 
     def is_lost(self, offset: int) -> bool:
-        return False
+        return any(first <= offset <= last for first, last in self._losses)
 
 
-def _restore_cursors(info: BackupInfo, log: str, cut: int) -> None:
-    """Write the cursors beside a log. Those above the cut, which had acknowledged everything before it, move there."""
+def _restore_cursors(file: Path, info: BackupInfo, log: str, cut: int) -> None:
+    """Write the cursors beside a log. Those above the cut, which had acknowledged everything before it, move there.
+
+    A cursor that could not be used with the backed up log stays where it is, and so cannot be used with this one.
+    """
     if not info.cursors:
         return
     Path(f"{log}-cursors").write_bytes(info.cursors)
     if cut >= info.cut:
         return
-    engine = readable(log, has_record=False)
+    engine = readable(str(file), has_record=False)
     try:
-        with reading_errors(log), engine.connect() as connection:
-            history = _Copied(read_lineage(connection), cut)
+        with reading_errors(str(file)), engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT first, last FROM losses").all()
+            losses = [(int(first), int(last)) for first, last in found]
+            history = _BackedUp(read_lineage(connection), info.cut, losses)
     finally:
         engine.dispose()
     cursors = SqliteCursors(log, history)
     try:
         for cursor in cursors.list():
-            if cursor.offset > cut:
+            if cursor.offset > cut and cursors.problem(cursor) is None:
                 cursors.reset(cursor.name, cut)
     finally:
         cursors.close(1.0)
