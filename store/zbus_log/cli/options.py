@@ -36,11 +36,28 @@ KeyOption = Annotated[
 ]
 
 
+def _folder(text: str) -> str:
+    return str(Path(text).expanduser())  # as in the setting `cold_dir`
+
+
+ColdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cold",
+        parser=_folder,
+        envvar="ZBUS_COLD_DIR",
+        metavar="FOLDER",
+        help="Folder of the cold tier of the log; default: LOG-cold.",
+        show_default=False,
+    ),
+]
+
+
 @contextmanager
-def opened(log: Path, *, read_only: bool, accept_loss: bool = False) -> Iterator[SqliteLog]:
+def opened(log: Path, *, read_only: bool, accept_loss: bool = False, cold: str | None = None) -> Iterator[SqliteLog]:
     """Open the log for the duration of a command."""
     check_is_there(log)
-    found = SqliteLog(str(log), read_only=read_only, accept_loss=accept_loss)
+    found = SqliteLog(str(log), read_only=read_only, accept_loss=accept_loss, cold=cold)
     try:
         yield found
     finally:
