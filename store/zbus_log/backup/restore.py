@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zbus.deliver.start_position import to_ns
-from zbus.errors import LogDamaged
+from zbus.errors import ConfigInvalid, LogDamaged
 from zbus.ports.lineage import Lineage
 from zbus_log.file.database import reading_errors, snapshot
 from zbus_log.file.head_record import read_record
 from zbus_log.file.incarnations import read_lineage
-from zbus_log.file.tables import get_head
+from zbus_log.file.tables import get_head, get_low_water
 from zbus_log.read.reader import first_at, readable
 from zbus_log.write.cursors import SqliteCursors
 
@@ -46,6 +46,8 @@ def restore(
     """
     file = file_of(backup)
     info = read_info(file)
+    if Path(log).exists() and file.samefile(log):
+        raise ConfigInvalid("log", f"{log!r} is the backup itself: give another path. Nothing was changed")
     with NewLog(log) as new:
         if not replace:
             new.check_free()
@@ -64,15 +66,26 @@ def restore(
 
 
 def offset_at(log: str, at: int | datetime) -> int:
-    """Return the last offset before the first event that was published after a time; an offset is returned as it is."""
+    """Return the last offset before the first event that was published after a time; an offset is returned as it is.
+
+    Raises `ConfigInvalid` if the log does not have the events before that time any more.
+    """
     if isinstance(at, int):
         return at
     engine = readable(log, has_record=False)
     try:
         with reading_errors(log), engine.connect() as connection, snapshot(connection):
-            return first_at(connection, to_ns(at) + 1, get_head(connection)) - 1
+            head, low_water = get_head(connection), get_low_water(connection)
+            found = first_at(connection, to_ns(at) + 1, head) - 1
     finally:
         engine.dispose()
+    if 0 < low_water < head and found <= low_water:
+        raise ConfigInvalid(
+            "at",
+            f"the file of the log has the offsets {low_water + 1} to {head}, and the first of them was published after "
+            f"{at.isoformat()}: events up to that time were removed. Choose a later time, or an older backup",
+        )
+    return found
 
 
 class _BackedUp:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from zbus.errors import ConfigInvalid
+from zbus_log.backup.new_log import log_path
 from zbus_log.log import SqliteLog
 
 CLOSE_S = 5.0
@@ -17,7 +18,7 @@ CLOSE_S = 5.0
 
 def _path(log: str) -> Path:
     """Return the path of a log that is given as a path or as a `sqlite://` URL."""
-    return Path(log.removeprefix("sqlite://"))
+    return log_path(log.removeprefix("sqlite://"))
 
 
 LogArgument = Annotated[
