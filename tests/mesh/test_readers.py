@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from inside import node_of
-from mesh_fakes import recorded
+from mesh_fakes import FakeRuntime, MeshHost, recorded
 from mesh_lossy import Buses, buses_on, eventually, wanted
 from mesh_support import ZenohPeers
 
@@ -18,6 +19,8 @@ import zbus
 from zbus.keys import KeySet
 from zbus.mesh import network
 from zbus.mesh.origins import claims
+from zbus.mesh.origins.known_logs import KnownLogs
+from zbus.mesh.origins.reader_reports import ReaderReports
 from zbus.mesh.origins.readers import Readers
 from zbus_log import Rules, SqliteLog
 
@@ -237,3 +240,35 @@ async def test_the_gap_that_retention_made_begins_after_the_events_that_a_node_r
     gaps = [each for each in records if each.get("code") == "gap_unrepaired"]
     found = {each["key"]: (each["first"], each["last"]) for each in gaps}
     assert found == ({KEY: (0, 80), "shop/others": (0, 9)} if killed else {KEY: (10, 80)})
+
+
+async def test_a_node_that_comes_back_without_durable_subscriptions_no_longer_holds_events_back(buses: Buses) -> None:
+    a, other = await away(buses)
+
+    b = await buses.open("b")
+    async with b.subscribe("shop/**"):
+        await eventually(lambda: reader_of(a, other) is None)
+        await publish(a, 30 * KEPT)
+
+        async with asyncio.timeout(20):
+            while await low_water(a) <= 10:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_node_reports_no_position_after_past_events_that_are_owed_to_it() -> None:
+    reported: list[Any] = []
+
+    async def request(key: str, body: bytes, timeout_s: float) -> AsyncIterator[bytes]:
+        reported.append(msgspec.msgpack.decode(body, strict=False))
+        yield b"\0" + msgspec.msgpack.encode((9, 9, 0))
+
+    known_logs, reports = KnownLogs(), ReaderReports(3, MeshHost(), 60.0, FakeRuntime())  # type: ignore[arg-type]
+    known_logs.reached(5, 7, 9)
+    known_logs.owe(["shop/**"])
+    known_logs.fetched(5, "shop/**", 4)
+    for fetched in (4, None, None):
+        known_logs.fetched(5, "shop/**", fetched)
+        await reports.send([5], known_logs, request, reads=True)
+
+    known_at, is_reading_at = 7, 12  # the fields of a request
+    assert [(each[known_at], each[is_reading_at]) for each in reported] == [({7: 4}, True), ({7: 9}, True)]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from backup_support import everything, fill, make_log
 from cli_processes import Commands
+from cold_support import offload
 from log_support import raw
 
-from zbus_log import SqliteLog
+from zbus_log import Rules, SqliteLog
 
 call = Commands()
 
@@ -30,8 +31,8 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    done = call("log", *arguments)
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = call("log", *arguments, **environment)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
@@ -164,3 +165,35 @@ def test_a_folder_with_a_backup_is_verified(log: Path, tmp_path: Path) -> None:
 
     assert found.returncode == 1
     assert "offset 7" in found.stdout
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_the_folder_of_a_moved_tier_is_an_option_and_a_variable_of_each_command(
+    log: Path, tmp_path: Path, by_variable: bool
+) -> None:
+    offload(log, 100).close()
+    opened = SqliteLog(str(log))
+    opened.prune(Rules(until=100, ignore_cursors=True, offloaded=True))
+    opened.close(10.0)
+    place = tmp_path / "elsewhere"
+    Path(f"{log}-cold").rename(place)
+    commands = [("verify", log), ("backup", log, f"{tmp_path}/kept/"), ("fork", log, tmp_path / "try.db")]
+
+    refused = [run(*each) for each in commands]
+    if by_variable:
+        done = [run(*each, ZBUS_COLD_DIR=str(place)) for each in commands]
+    else:
+        done = [run(*each, "--cold", place) for each in commands]
+
+    assert [each.returncode for each in refused] == [1, 1, 1]
+    assert all("--cold" in each.stdout + each.stderr for each in refused)
+    assert [each.returncode for each in done] == [0, 0, 0], done
+
+
+def test_the_variable_of_the_tier_is_not_about_the_tier_of_a_backup(log: Path, tmp_path: Path) -> None:
+    offload(log, 100).close()
+    assert run("backup", log, f"{tmp_path}/kept/").returncode == 0
+
+    for command in (("fork", tmp_path / "kept", tmp_path / "try.db"), ("verify", tmp_path / "kept")):
+        done = run(*command, ZBUS_COLD_DIR="/no/such/tier")
+        assert (done.returncode, "/no/such/tier" in done.stderr) == (0, False), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -219,6 +220,29 @@ def test_a_backup_is_restored_up_to_an_offset_or_a_time(log: Path, tmp_path: Pat
     assert verify(f"{tmp_path}/early.db").problems == []
 
 
+def test_a_cursor_that_cannot_be_used_is_not_moved_to_the_offset_of_a_restore(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/full.zbus")
+    restore(f"{tmp_path}/full.zbus", f"{tmp_path}/early.db", at=5_000)
+    Path(f"{tmp_path}/early.db-cursors").write_bytes(Path(f"{log}-cursors").read_bytes())
+    opened = SqliteLog(f"{tmp_path}/early.db")
+    fill(opened, 5_000)  # other events than those that the cursor at 8,000 acknowledged
+    set_cursor(opened, "shipping", 9_000)
+    opened.close(10.0)
+    make_backup(f"{tmp_path}/early.db", f"{tmp_path}/early.zbus")
+
+    restore(f"{tmp_path}/early.zbus", f"{tmp_path}/again.db", at=6_000)
+
+    again = SqliteLog(f"{tmp_path}/again.db")
+    try:
+        assert [(each.name, each.offset) for each in again.cursors.list()] == [("billing", 8_000), ("shipping", 6_000)]
+        fill(again, 4_000)
+        with pytest.raises(CursorError, match=r"zbus log cursors .* --reset billing"):
+            again.cursors.claim("billing", ["shop/**"], 0)
+        assert again.cursors.claim("shipping", ["shop/**"], 0).offset == 6_000
+    finally:
+        again.close(10.0)
+
+
 def test_an_offset_that_the_log_does_not_have_is_refused(log: Path, tmp_path: Path) -> None:
     make_backup(str(log), f"{tmp_path}/app.zbus")
 
@@ -425,3 +449,87 @@ def test_a_copy_up_to_an_offset_has_the_tables_of_a_log_that_ends_there(log: Pat
     found, wanted = tables(tmp_path / "copy.db"), tables(tmp_path / "short.db")
     for name in ("events", "keys", "blocks", "by_key", "runs", "publishers", "losses"):
         assert found[name] == wanted[name], name
+
+
+# What is not replaced.
+
+
+def test_a_folder_is_not_replaced_by_a_log(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "other.db").write_bytes(b"of another program")
+    before = sorted(tmp_path.iterdir())
+
+    for name in ("data", "data/", "newfolder/"):
+        for replace in (False, True):
+            with pytest.raises(ConfigInvalid, match=r"a log is a file: name it, such as .*app\.db"):
+                restore(f"{tmp_path}/app.zbus", f"{tmp_path}/{name}", replace=replace)
+        with pytest.raises(ConfigInvalid, match="a log is a file"):
+            fork(str(log), f"{tmp_path}/{name}")
+
+    assert sorted(tmp_path.iterdir()) == before
+    assert parts(tmp_path / "data", "") == ["other.db"]
+
+
+@pytest.mark.parametrize(("source", "target"), [("app.zbus", "app.zbus"), ("kept", "kept/log.db")])
+def test_a_backup_is_not_replaced_by_its_own_restore(log: Path, tmp_path: Path, source: str, target: str) -> None:
+    for place in ("app.zbus", "kept/"):
+        make_backup(str(log), f"{tmp_path}/{place}")
+
+    with pytest.raises(ConfigInvalid, match="is the backup itself"):
+        restore(f"{tmp_path}/{source}", f"{tmp_path}/{target}", replace=True)
+
+    assert verify_backup(f"{tmp_path}/{source}").problems == []
+
+
+def test_an_empty_path_is_not_the_current_folder(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    for call in (
+        lambda: make_backup(str(log), ""),
+        lambda: restore("", f"{tmp_path}/new.db"),
+        lambda: restore(f"{tmp_path}/app.zbus", ""),
+        lambda: restore(f"{tmp_path}/app.zbus", "", replace=True),
+        lambda: fork(str(log), ""),
+        lambda: fork("", f"{tmp_path}/new.db"),
+        lambda: verify_backup(""),
+    ):
+        with pytest.raises(ConfigInvalid, match="the path is empty"):
+            call()
+
+    assert list((tmp_path / "here").iterdir()) == parts(tmp_path, "new.db") == []
+
+
+def test_a_time_before_the_events_that_retention_left_is_refused(log: Path, tmp_path: Path) -> None:
+    opened = SqliteLog(str(log))
+    opened.prune(Rules(until=6_000, ignore_cursors=True))
+    low_water = opened.low_water()
+    opened.close(10.0)
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+
+    def time_of(offset: int) -> datetime:
+        return datetime.fromtimestamp((START_NS + offset * STEP_NS) // 10**9, UTC)
+
+    for offset in (1_000, low_water):
+        for call in (restore, fork):
+            with pytest.raises(ConfigInvalid, match=rf"has the offsets {low_water + 1} to 9000.*were removed"):
+                call(f"{tmp_path}/app.zbus", f"{tmp_path}/new.db", at=time_of(offset))
+    assert parts(tmp_path, "new.db") == []
+    assert restore(f"{tmp_path}/app.zbus", f"{tmp_path}/new.db", at=time_of(low_water + 1)).cut == low_water + 1
+    assert restore(f"{tmp_path}/app.zbus", f"{tmp_path}/all.db", at=time_of(20_000)).cut == EVENTS
+
+
+def test_a_log_whose_durable_subscriber_is_running_is_not_replaced(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    reader = SqliteLog(str(log), read_only=True)
+    try:
+        lease = reader.cursors.claim("billing", ["shop/**"], 0)
+        with pytest.raises(CursorError, match=rf"'billing': process {os.getpid()} reads .*app\.db; stop that process"):
+            restore(f"{tmp_path}/app.zbus", str(log), replace=True)
+        assert parts(tmp_path, "app.db.replaced") == parts(tmp_path, ".app") == []
+        reader.cursors.release("billing", lease.token)
+        assert restore(f"{tmp_path}/app.zbus", str(log), replace=True).replaced is not None
+    finally:
+        reader.close(5.0)

@@ -57,6 +57,7 @@ class _PageRequest(msgspec.Struct, array_like=True, frozen=True):
     copies: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=KNOWN_MAX)] = ()  # incarnations of copies in use
     mark: Mark | None = None  # of an earlier page, to compare with the log
     reader: _Number = 0  # the node that requests, if it has stored what is `known` for durable subscriptions
+    is_reading: bool = True  # False: the `reader` no longer needs events of this log
 
 
 class _Covered(msgspec.Struct, array_like=True, frozen=True):
@@ -104,7 +105,7 @@ class LogService:
         clock_ns: Callable[[], int] = int,
         on_copies: Callable[[tuple[int, ...]], None] = lambda _: None,
         on_reverted: Callable[[Mark], None] = lambda _: None,
-        on_reader: Callable[[int, int], None] = lambda *_: None,
+        on_reader: Callable[[int, int | None], None] = lambda *_: None,
     ) -> None:
         self._log, self._origin, self._forward, self._other_logs = log, origin, forward, other_logs
         self._clock_ns, self._on_copies = clock_ns, on_copies
@@ -128,7 +129,9 @@ class LogService:
         lineage, head, low_water = self._log.lineage, self._log.head(), self._log.low_water()
         shared = lineage.shared(wanted.known)
         rest = (lineage.branch, shared, self._clock_ns())
-        if wanted.reader and shared is not None:
+        if wanted.reader and not wanted.is_reading:
+            self._on_reader(wanted.reader, None)
+        elif wanted.reader and shared is not None:
             self._on_reader(wanted.reader, min(shared, head))
         if wanted.copies:
             self._on_copies(wanted.copies)
@@ -230,19 +233,21 @@ async def request_page(
     copies: tuple[int, ...] = (),
     mark: Mark | None = None,
     reader: int = 0,
+    is_reading: bool = True,
 ) -> LogPage:
     """Request the next page of a log for some key expressions. If cancelled, the other node stops as well.
 
     `own` limits it to events of that node's own publishers (and those that it forwards as a bridge). `until` 0 means
     its head. `incarnation` 0 means any copy of the log. `probe` requests only what describes the log. `copies`
     names other incarnations of it that are in use at the same time. The log compares `mark` with its events. `reader`
-    is the node that requests, if retention should keep what is not `known` to it. Raises `TransportError` unless the
+    is the node that requests, if retention should keep what is not `known` to it, and `is_reading` is False once it
+    need not. Raises `TransportError` unless the
     page arrived whole, and the errors of `bus.request`.
     """
     envelopes: list[Envelope] = []
     covered: _Covered | None = None
-    wanted = _PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), probe, copies, mark, reader)
-    body = _encode(wanted)
+    rest = (probe, copies, mark, reader, is_reading)
+    body = _encode(_PageRequest(keys, after, from_ns, own, until, to_ns, events, dict(known), *rest))
     parts = 0
     async for part in _request_parts(request, origin, incarnation, body, timeout_s):
         parts += 1

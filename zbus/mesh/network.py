@@ -116,6 +116,7 @@ class Network:
         self._declared: asyncio.Future[Any] | None = None  # the declaration of this turn of the loop
         self._timer: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
+        self._report_at = 0.0
 
     # Opening, switching, closing.
 
@@ -371,6 +372,7 @@ class Network:
         owed: dict[str, int] = {}
         if since_ns < self._steady_ns() - PAST_NS:
             owed = self.inbox.fetch_past(list(new))
+            self._report_at = 0.0  # now: retention must wait for it
         return asyncio.ensure_future(self._begin_storing(new, owed))
 
     async def _begin_storing(self, since: Mapping[str, int], owed: Mapping[str, int] = NOTHING_OWED) -> None:
@@ -611,17 +613,16 @@ class Network:
     # Positions.
 
     async def _store_periodically(self, log: Log) -> None:
-        report_at = self._runtime.monotonic() + REPORT_S
+        self._report_at = self._runtime.monotonic() + REPORT_S
         while True:
             await asyncio.sleep(STORE_S)
             await self._reports.check(log, self.registry.present)
             await self._run(self._store, self.inbox.sequence_marks.take())
-            if self._runtime.monotonic() >= report_at and (self._reporting is None or self._reporting.done()):
-                report_at = self._runtime.monotonic() + REPORT_S
-                if self._since:  # durable subscriptions need events of other nodes
-                    request = partial(self.request_client.request, stream=True)
-                    reporting = self._reports.send(self.registry.present, self.inbox.known_logs, request)
-                    self._reporting = self._loop.create_task(reporting)
+            if self._runtime.monotonic() >= self._report_at and (self._reporting is None or self._reporting.done()):
+                self._report_at = self._runtime.monotonic() + REPORT_S
+                request, known_logs = partial(self.request_client.request, stream=True), self.inbox.known_logs
+                reporting = self._reports.send(self.registry.present, known_logs, request, bool(self._since))
+                self._reporting = self._loop.create_task(reporting)
 
     def _store(self, sequence_marks: Mapping[int, int], at_close: Mapping[str, int] = NO_NAMES) -> None:
         if self._log is None:

@@ -615,13 +615,15 @@ class Peer:
         while True:
             page = await self._context.page(self.id, after, 0, link, (expression,), incarnation=self.branch.id)
             self._check_page(page, after)
-            if 0 < after < page.low_water:  # retention removed some of what was owed
-                TrimmedRanges(self.id, page.low_water, self._context, self._runtime).report_range(after)
             wanted = [
                 each
                 for each in page.envelopes
                 if each.published_at >= interest.of(each.key).since + min(0, self._skew.ns)
             ]
+            if 0 < after < page.low_water:  # retention removed some of what was owed
+                trimmed = TrimmedRanges(self.id, page.low_water, self._context, self._runtime)
+                if not trimmed.report(wanted):
+                    trimmed.report_range(after)
             await self._context.wait_for_capacity()
             stored = self._context.accept(wanted, link, repaired=True)
             if stored is not None:

@@ -45,15 +45,15 @@ def fork(
 ) -> Fork:
     """Make the log `target` from a log or a backup, up to the offset or time `at`, or all of it.
 
-    `cold` is the folder of the cold tier.
+    `cold` is the folder of the cold tier of a log. A backup has its own beside it.
     """
     source = str(file_of(log))
     if not Path(source).is_file():
         raise ConfigInvalid("log", f"there is no log or backup {source!r}")
-    tier = Path(f"{source}-cold" if cold is None else cold)
     with NewLog(target) as new:
         new.check_free()
         info = find_info(Path(source))
+        tier = Path(f"{source}-cold" if cold is None or info is not None else cold)
         copy = LogCopy(source, new.path, progress, of_backup=info is not None)
         copied = copy.whole() if at is None else copy.rows(until=offset_at(source, at))
         if info is None:

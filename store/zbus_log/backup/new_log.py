@@ -21,10 +21,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+<<<<<<< HEAD
 from zbus.errors import ConfigInvalid, LogDamaged, LogLocked
 from zbus.util.atomic_file import sync
 from zbus_log.file.head_record import Head, HeadRecord, owner_pid, read_record
+=======
+from zbus.errors import ConfigInvalid, CursorError, LogLocked, ZbusError
+from zbus.util.atomic_file import sync
+from zbus_log.file.head_record import Head, HeadRecord, owner_pid
+from zbus_log.file.name_locks import NameLocks
+>>>>>>> fix-f
 from zbus_log.file.old_folder import OldFolder
+from zbus_log.write.cursor_notes import decode_note
+from zbus_log.write.cursors import SqliteCursors
 
 from .log_copy import Contents
 
@@ -46,11 +55,26 @@ PARTS = (
 HEAD = "-head"
 
 
+def log_path(path: str) -> Path:
+    """Return the path of a log. Raises `ConfigInvalid` if it is empty, or names a folder that does not exist."""
+    if not path:
+        raise ConfigInvalid("log", "the path is empty, which would be the current folder. Nothing was changed")
+    if path.endswith("/") and not Path(path).is_dir():
+        raise ConfigInvalid("log", f"{path!r} names a folder, and a log is a file: name it, such as {path}app.db")
+    return Path(path)
+
+
 class NewLog:
     """A log that is being made for `path`. Use it as a context manager, which removes what was not put in place."""
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path)
+        self._path = log_path(path)
+        if self._path.is_dir():
+            name = self._path / "app.db"
+            raise ConfigInvalid(
+                "log",
+                f"{path!r} is a folder, and a log is a file: name it, such as {str(name)!r}. Nothing was changed",
+            )
         if not self._path.parent.is_dir():
             raise ConfigInvalid("log", f"the folder {str(self._path.parent)!r} does not exist")
         self._folder = self._path.with_name(f".{self._path.name}.new-{secrets.token_hex(4)}")
@@ -124,6 +148,7 @@ class NewLog:
                 path.rename(f"{name}{part}")
         return name
 
+<<<<<<< HEAD
     def _begun_aside(self) -> str | None:
         """Return the name under which a process that was killed began to move this log aside."""
         pattern = re.compile(re.escape(self._path.name) + r"\.replaced-\d{8}T\d{6}x*")
@@ -138,10 +163,28 @@ class NewLog:
             return name
         is_same = "" not in here and not moved & here and _head_of(name) == _head_of(str(self._path))
         return name if is_same else None
+=======
+    def _subscriber(self, name: str) -> str:
+        cursors = SqliteCursors(str(self._path))
+        try:
+            owners = [each.owner for each in cursors.list() if each.name == name]
+        except ZbusError:  # the file of the cursors is damaged
+            owners = []
+        finally:
+            cursors.close(1.0)
+        return (owners[0] if owners else None) or "another process"
+>>>>>>> fix-f
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from owning the existing log. Raises `LogLocked` if one does."""
+        """Keep other processes from owning the existing log. Raises `LogLocked` if one does.
+
+        Raises `CursorError` if a process has a durable subscription: it would store its position in the new log.
+        """
+        for note in NameLocks(f"{self._path}-leases", beside=str(self._path)).held():
+            found = decode_note(note)
+            name = "" if found is None else found.name
+            raise CursorError(name, f"{self._subscriber(name)} reads {self._path}; stop that process first")
         try:
             descriptor = os.open(f"{self._path}{HEAD}", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

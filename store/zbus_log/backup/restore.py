@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from zbus.deliver.start_position import to_ns
-from zbus.errors import LogDamaged
+from zbus.errors import ConfigInvalid, LogDamaged
 from zbus.ports.lineage import Lineage
 from zbus_log.file.database import reading_errors, snapshot
 from zbus_log.file.head_record import read_record
 from zbus_log.file.incarnations import read_lineage
-from zbus_log.file.tables import get_head
+from zbus_log.file.tables import get_head, get_low_water
 from zbus_log.read.reader import first_at, readable
 from zbus_log.write.cursors import SqliteCursors
 
@@ -45,6 +46,8 @@ def restore(
     """
     file = file_of(backup)
     info = read_info(file)
+    if Path(log).exists() and file.samefile(log):
+        raise ConfigInvalid("log", f"{log!r} is the backup itself: give another path. Nothing was changed")
     with NewLog(log) as new:
         if not replace:
             new.check_free()
@@ -55,7 +58,7 @@ def restore(
             place = Path(f"{new.path}-cold")
             cold_copy.copy_files(manifest, file.with_name(COLD), place)
             cold_copy.write_manifest(manifest, place)
-        _restore_cursors(info, new.path, copied.cut)
+        _restore_cursors(file, info, new.path, copied.cut)
         new.record_head(copied)
         before = _head_of(log)
         replaced = new.put_in_place(replace=replace)
@@ -63,47 +66,63 @@ def restore(
 
 
 def offset_at(log: str, at: int | datetime) -> int:
-    """Return the last offset before the first event that was published after a time; an offset is returned as it is."""
+    """Return the last offset before the first event that was published after a time; an offset is returned as it is.
+
+    Raises `ConfigInvalid` if the log does not have the events before that time any more.
+    """
     if isinstance(at, int):
         return at
     engine = readable(log, has_record=False)
     try:
         with reading_errors(log), engine.connect() as connection, snapshot(connection):
-            return first_at(connection, to_ns(at) + 1, get_head(connection)) - 1
+            head, low_water = get_head(connection), get_low_water(connection)
+            found = first_at(connection, to_ns(at) + 1, head) - 1
     finally:
         engine.dispose()
+    if 0 < low_water < head and found <= low_water:
+        raise ConfigInvalid(
+            "at",
+            f"the file of the log has the offsets {low_water + 1} to {head}, and the first of them was published after "
+            f"{at.isoformat()}: events up to that time were removed. Choose a later time, or an older backup",
+        )
+    return found
 
 
-class _Copied:
-    """The history that the restored cursors are about."""
+class _BackedUp:
+    """The history that the cursors of a backup are about: that of the whole backup."""
 
-    def __init__(self, lineage: Lineage, head: int) -> None:
-        self.lineage, self._head = lineage, head
+    def __init__(self, lineage: Lineage, head: int, losses: Sequence[tuple[int, int]]) -> None:
+        self.lineage, self._head, self._losses = lineage, head, losses
 
     def head(self) -> int:
         return self._head
 
     def is_lost(self, offset: int) -> bool:
-        return False
+        return any(first <= offset <= last for first, last in self._losses)
 
 
-def _restore_cursors(info: BackupInfo, log: str, cut: int) -> None:
-    """Write the cursors beside a log. Those above the cut, which had acknowledged everything before it, move there."""
+def _restore_cursors(file: Path, info: BackupInfo, log: str, cut: int) -> None:
+    """Write the cursors beside a log. Those above the cut, which had acknowledged everything before it, move there.
+
+    A cursor that could not be used with the backed up log stays where it is, and so cannot be used with this one.
+    """
     if not info.cursors:
         return
     Path(f"{log}-cursors").write_bytes(info.cursors)
     if cut >= info.cut:
         return
-    engine = readable(log, has_record=False)
+    engine = readable(str(file), has_record=False)
     try:
-        with reading_errors(log), engine.connect() as connection:
-            history = _Copied(read_lineage(connection), cut)
+        with reading_errors(str(file)), engine.connect() as connection:
+            found = connection.exec_driver_sql("SELECT first, last FROM losses").all()
+            losses = [(int(first), int(last)) for first, last in found]
+            history = _BackedUp(read_lineage(connection), info.cut, losses)
     finally:
         engine.dispose()
     cursors = SqliteCursors(log, history)
     try:
         for cursor in cursors.list():
-            if cursor.offset > cut:
+            if cursor.offset > cut and cursors.problem(cursor) is None:
                 cursors.reset(cursor.name, cut)
     finally:
         cursors.close(1.0)

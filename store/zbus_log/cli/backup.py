@@ -20,14 +20,10 @@ from zbus_log.backup.new_log import NewLog
 from zbus_log.backup.restore import restore as restore_log
 
 from .confirm import confirm
-from .options import LogArgument, check_is_there
+from .options import ColdOption, LogArgument, check_is_there
 
 NICE = 10  # lowers the priority of the process, so that the owner of the log comes first
 
-ColdOption = Annotated[
-    str | None,
-    typer.Option("--cold", metavar="FOLDER", help="Folder of the cold tier; default: LOG-cold.", show_default=False),
-]
 AtOption = Annotated[
     Any,
     typer.Option(

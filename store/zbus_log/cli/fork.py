@@ -13,9 +13,9 @@ from zbus.cli.render.output import encode_json, note, progress, write
 from zbus_log.backup.fork import fork as fork_log
 from zbus_log.backup.fork import promote as promote_fork
 
-from .backup import AtOption, ColdOption
+from .backup import AtOption
 from .confirm import confirm
-from .options import LogArgument
+from .options import ColdOption, LogArgument
 
 
 def fork(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from zbus.errors import ConfigInvalid
+from zbus_log.backup.new_log import log_path
 from zbus_log.log import SqliteLog
 
 CLOSE_S = 5.0
@@ -17,7 +18,7 @@ CLOSE_S = 5.0
 
 def _path(log: str) -> Path:
     """Return the path of a log that is given as a path or as a `sqlite://` URL."""
-    return Path(log.removeprefix("sqlite://"))
+    return log_path(log.removeprefix("sqlite://"))
 
 
 LogArgument = Annotated[
@@ -36,11 +37,28 @@ KeyOption = Annotated[
 ]
 
 
+def _folder(text: str) -> str:
+    return str(Path(text).expanduser())  # as in the setting `cold_dir`
+
+
+ColdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cold",
+        parser=_folder,
+        envvar="ZBUS_COLD_DIR",
+        metavar="FOLDER",
+        help="Folder of the cold tier of the log; default: LOG-cold.",
+        show_default=False,
+    ),
+]
+
+
 @contextmanager
-def opened(log: Path, *, read_only: bool, accept_loss: bool = False) -> Iterator[SqliteLog]:
+def opened(log: Path, *, read_only: bool, accept_loss: bool = False, cold: str | None = None) -> Iterator[SqliteLog]:
     """Open the log for the duration of a command."""
     check_is_there(log)
-    found = SqliteLog(str(log), read_only=read_only, accept_loss=accept_loss)
+    found = SqliteLog(str(log), read_only=read_only, accept_loss=accept_loss, cold=cold)
     try:
         yield found
     finally:

@@ -15,7 +15,7 @@ from zbus_log.backup.backup_file import file_of, find_info
 from zbus_log.backup.check import verify_backup
 from zbus_log.read.verify import verify as check
 
-from .options import LogArgument, check_is_there, opened
+from .options import ColdOption, LogArgument, check_is_there, opened
 
 
 def verify(
@@ -26,17 +26,21 @@ def verify(
             "--accept-loss", help="First open a damaged log and accept its loss: missing offsets are never used again."
         ),
     ] = False,
+    cold: ColdOption = None,
 ) -> None:
     """Check every event, offset and checksum of a log or backup. Prints each problem. Exits with 1 if it finds any."""
     log = file_of(str(log))
     check_is_there(log)
     if accept_loss:
-        with opened(log, read_only=False, accept_loss=True) as found:
+        with opened(log, read_only=False, accept_loss=True, cold=cold) as found:
             note(f"{log} is usable again; its head is {found.head()}")
     with progress("offsets") as bar:
         task = bar.add_task("verifying", total=None)
-        verifier = verify_backup if _is_backup(log) else check
-        report = verifier(str(log), lambda done, total: bar.update(task, completed=done, total=total))
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        report = verify_backup(str(log), show) if _is_backup(log) else check(str(log), show, cold)
     for first, last in report.losses:
         note(f"offsets {first} to {last} were lost, and the loss was accepted")
     for warning in report.warnings:

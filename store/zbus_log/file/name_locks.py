@@ -116,6 +116,16 @@ class NameLocks:
             with closing(NameLock(fd, path)):
                 return not _lock(fd, fcntl.LOCK_SH)
 
+    def held(self) -> list[bytes]:
+        """Return the notes of the names that are locked, in this process or in another one."""
+        found = []
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                with closing(NameLock(os.open(path, os.O_RDONLY), path)) as lock:
+                    if not _lock(lock._fd, fcntl.LOCK_SH):
+                        found.append(lock.noted())
+        return found
+
     def notes(self) -> list[bytes]:
         """Return the notes of all names."""
         with suppress(OSError):

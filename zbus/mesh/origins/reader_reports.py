@@ -7,12 +7,14 @@ retention of its log waits for them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 
 from zbus.errors import ZbusError
+from zbus.event import NUMBER_MAX
 from zbus.mesh.host import Host
-from zbus.mesh.log_service import NO_KEYS, Request, request_page
+from zbus.mesh.log_service import NO_KEYS, NOTHING_KNOWN, Request, request_page
 from zbus.observe.records import record_reason
 from zbus.ports.log import Log
 from zbus.util.runtime import Runtime
@@ -30,7 +32,7 @@ class ReaderReports:
         self._origin, self._log, self._run, self._count = origin, host.log, host.run, host.count
         self._runtime = runtime
         self.readers = Readers(retain_s)
-        self._sent: dict[int, dict[int, int]] = {}  # by origin: the positions that its node knows
+        self._sent: dict[int, Mapping[int, int]] = {}  # by origin: the positions that its node knows
 
     # Reports of other nodes.
 
@@ -39,9 +41,12 @@ class ReaderReports:
         self.readers.limit_seen(self._runtime.steady_ns())
         self.hold()
 
-    def received(self, node: int, offset: int) -> None:
-        """Note how far another node has stored the events of this log."""
-        self.readers.reported(node, offset, self._runtime.steady_ns())
+    def received(self, node: int, offset: int | None) -> None:
+        """Note how far another node has stored the events of this log; None: it no longer needs any."""
+        if offset is None:
+            self.readers.remove(node)
+        else:
+            self.readers.reported(node, offset, self._runtime.steady_ns())
         self.hold()
 
     def hold(self) -> None:
@@ -71,12 +76,21 @@ class ReaderReports:
 
     # Reports to other nodes.
 
-    async def send(self, present: Collection[int], known_logs: KnownLogs, request: Request) -> None:
-        """Report to connected nodes how far their events are stored here, if that has changed."""
-        for origin in [each for each in present if known_logs.of(each) != self._sent.get(each, {})]:
-            known = known_logs.of(origin)
+    async def send(self, present: Collection[int], known_logs: KnownLogs, request: Request, reads: bool) -> None:
+        """Report to connected nodes how far their events are stored here, if that has changed.
+
+        `reads` is whether durable subscriptions or `keep` need them. If not, other nodes learn that once: retention
+        may wait for what an earlier process reported.
+        """
+        for origin in present:
+            reached = known_logs.of(origin)
+            before = self._sent.get(origin, NOTHING_KNOWN if reads else reached)
+            # Past events that are owed are still to be requested.
+            owed_after = min(known_logs.owed_by(origin).values(), default=NUMBER_MAX)
+            known = {each: min(offset, owed_after) for each, offset in reached.items()} if reads else NOTHING_KNOWN
+            if known == before:
+                continue
             with suppress(ZbusError):  # it is reported again later
-                await request_page(
-                    request, origin, NO_KEYS, 0, 0, TIMEOUT_S, known=known, probe=True, reader=self._origin
-                )
+                report = partial(request_page, request, origin, NO_KEYS, 0, 0, TIMEOUT_S, probe=True)
+                await report(known=known, reader=self._origin, is_reading=reads)
                 self._sent[origin] = known

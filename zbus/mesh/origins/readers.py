@@ -81,6 +81,10 @@ class Readers:
         for each in list(self._readers.values()):
             self._readers[each.node] = each._replace(seen_ns=min(each.seen_ns, now_ns))
 
+    def remove(self, node: int) -> None:
+        """Forget a node that needs no events any more."""
+        self._readers.pop(node, None)
+
     def seen(self, node: int, now_ns: int) -> None:
         """Note that a node is connected."""
         if (known := self._readers.get(node)) is not None:
