@@ -21,16 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-<<<<<<< HEAD
-from zbus.errors import ConfigInvalid, LogDamaged, LogLocked
+from zbus.errors import ConfigInvalid, CursorError, LogDamaged, LogLocked, ZbusError
 from zbus.util.atomic_file import sync
 from zbus_log.file.head_record import Head, HeadRecord, owner_pid, read_record
-=======
-from zbus.errors import ConfigInvalid, CursorError, LogLocked, ZbusError
-from zbus.util.atomic_file import sync
-from zbus_log.file.head_record import Head, HeadRecord, owner_pid
 from zbus_log.file.name_locks import NameLocks
->>>>>>> fix-f
 from zbus_log.file.old_folder import OldFolder
 from zbus_log.write.cursor_notes import decode_note
 from zbus_log.write.cursors import SqliteCursors
@@ -148,7 +142,6 @@ class NewLog:
                 path.rename(f"{name}{part}")
         return name
 
-<<<<<<< HEAD
     def _begun_aside(self) -> str | None:
         """Return the name under which a process that was killed began to move this log aside."""
         pattern = re.compile(re.escape(self._path.name) + r"\.replaced-\d{8}T\d{6}x*")
@@ -163,7 +156,7 @@ class NewLog:
             return name
         is_same = "" not in here and not moved & here and _head_of(name) == _head_of(str(self._path))
         return name if is_same else None
-=======
+
     def _subscriber(self, name: str) -> str:
         cursors = SqliteCursors(str(self._path))
         try:
@@ -173,7 +166,6 @@ class NewLog:
         finally:
             cursors.close(1.0)
         return (owners[0] if owners else None) or "another process"
->>>>>>> fix-f
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
