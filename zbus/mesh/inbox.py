@@ -41,8 +41,8 @@ from .interest import NO_INTEREST, Interest
 from .log_service import NOTHING_KNOWN
 from .origins.incarnations import Incarnations
 from .origins.known_logs import KnownLogs
+from .origins.received_sequences import ReceivedSequences
 from .peer import Peer
-from .received_sequences import ReceivedSequences
 from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
