@@ -15,8 +15,8 @@ from mesh_fakes import FakeFabric, recorded
 import zbus
 from zbus import plugins
 from zbus.event import NUMBER_MAX
-from zbus.mesh import dedup, inbox, peer, sequence_marks
-from zbus.mesh.origins import known_logs
+from zbus.mesh import dedup, inbox, peer
+from zbus.mesh.origins import known_logs, sequence_marks
 from zbus.ports.lineage import NO_BRANCH
 from zbus.wire.announcement import PROTOCOL, Announcement, encode_announcement
 from zbus.wire.beacon import Beacon, encode_beacon

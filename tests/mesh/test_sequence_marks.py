@@ -13,9 +13,9 @@ from mesh_lossy import Buses, Losses, buses_on, eventually, wanted
 from mesh_support import WIRES, Node, ZenohPeers
 
 import zbus
-from zbus.mesh import sequence_marks as received
 from zbus.mesh.interest import Interest
-from zbus.mesh.sequence_marks import BEACON_NS, SequenceMarks
+from zbus.mesh.origins import sequence_marks as received
+from zbus.mesh.origins.sequence_marks import BEACON_NS, SequenceMarks
 from zbus.wire.beacon import Beacon, decode_beacon
 
 KEY = "shop/orders"

@@ -43,9 +43,9 @@ from .interest import NO_INTEREST, Interest
 from .log_service import NOTHING_KNOWN
 from .origins.incarnations import Incarnations
 from .origins.known_logs import INCARNATIONS_MAX, KnownLogs
+from .origins.received_sequences import ReceivedSequences
+from .origins.sequence_marks import SequenceMarks
 from .peer import Peer
-from .received_sequences import ReceivedSequences
-from .sequence_marks import SequenceMarks
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop

@@ -48,7 +48,7 @@ from .origins.known_logs import KNOWN_KINDS, NOTHING_OWED
 from .origins.own_log import OwnLog
 from .origins.reader_reports import ReaderReports
 from .origins.readers import KINDS as READER_KINDS
-from .received_sequences import RECEIVED_KIND
+from .origins.received_sequences import RECEIVED_KIND
 from .request_client import CANCELS, RequestClient
 from .request_server import RequestServer
 from .send_queue import SendQueue

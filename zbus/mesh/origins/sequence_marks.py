@@ -7,11 +7,10 @@ disconnects before they can be requested, only these marks reveal the loss.
 from __future__ import annotations
 
 from zbus.event import NUMBER_MAX
+from zbus.mesh.interest import Interest
 from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
 from zbus.wire.beacon import Beacon
-
-from .interest import Interest
 
 PUBLISHERS_MAX = 100_000
 BEACON_NS = 2_000_000_000  # a beacon names events that were sent less than this long ago
