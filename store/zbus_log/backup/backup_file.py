@@ -47,7 +47,10 @@ class BackupInfo(NamedTuple):
 
 
 def file_of(backup: str) -> Path:
-    """Return the file of a backup: in the folder, if that is what is given. Raises `ConfigInvalid` for an empty path."""
+    """Return the file of a backup: in the folder, if that is what is given.
+
+    Raises `ConfigInvalid` for an empty path.
+    """
     if not backup:
         raise ConfigInvalid("backup", "the path is empty, which would be the current folder. Nothing was changed")
     path = Path(backup)
