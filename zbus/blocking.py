@@ -137,9 +137,22 @@ class Bus:
         """Start a span for the work of this thread on an event, like `zbus.Bus.span`."""
         return self._inner.span(event, operation)
 
+    @property
+    def config(self) -> BusConfig:
+        """The settings of this bus."""
+        return self._inner.config
+
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the bus, like `zbus.Bus.stats`."""
         return self._inner.stats()
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return the mode, the log and the transports of this bus, like `zbus.Bus.diagnostics`."""
+
+        async def look() -> dict[str, Any]:
+            return self._inner.diagnostics()
+
+        return self._call("look at the state of the bus", look())
 
     def nodes(self) -> list[NodeInfo]:
         """Return the nodes that this node knows, itself first."""

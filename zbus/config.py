@@ -315,9 +315,11 @@ class BusConfig(BaseSettings):
     @property
     def networked(self) -> bool:
         """Whether this bus can reach other nodes, through its mode or its transport."""
-        return self.mode != "embedded" or any(
-            each not in ("zenoh", "zenoh://") for each in self.transports or (self.transport,)
-        )
+        return any(self.reaches_nodes(each) for each in self.transports or (self.transport,))
+
+    def reaches_nodes(self, transport: str) -> bool:
+        """Return whether this bus can reach other nodes through a transport."""
+        return self.mode != "embedded" or transport not in ("zenoh", "zenoh://")
 
     def options_for(self, transport: str) -> dict[str, str]:
         """Return the options of one transport: an option `nats.user` applies only to nats, an option `user` to all.

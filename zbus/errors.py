@@ -36,6 +36,7 @@ Each error pickles, with its fields.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, Literal, Protocol, TypeVar
@@ -328,16 +329,17 @@ class IdentityConflict(LogError):
 class LogDamaged(LogError):
     """Raised when acknowledged events are missing: the log was truncated, replaced or damaged. Nothing was changed."""
 
-    def __init__(self, path: str, reason: str, missing: tuple[int, int] | None = None) -> None:
-        super().__init__(path, reason, missing)
-        self.path, self.reason, self.missing = path, reason, missing
+    def __init__(self, path: str, reason: str, missing: tuple[int, int] | None = None, advice: str = "") -> None:
+        super().__init__(path, reason, missing, advice)
+        self.path, self.reason, self.missing, self.advice = path, reason, missing, advice
 
     def __str__(self) -> str:
         gone = f"; missing: offsets {self.missing[0]} to {self.missing[1]}" if self.missing else ""
-        return (
-            f"{self.path}: {self.reason}{gone}. Nothing was changed. Restore the file, or continue without the missing "
-            f"events with: zbus log verify {self.path} --accept-loss"
+        advice = self.advice or (
+            "Restore the file, or continue without the missing events with: "
+            f"zbus log verify {shlex.quote(self.path)} --accept-loss"
         )
+        return f"{self.path}: {self.reason}{gone}. Nothing was changed. {advice}"
 
 
 class LogTrimmed(LogError):

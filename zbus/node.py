@@ -253,21 +253,30 @@ class Node:
     async def link(self, url: str) -> None:
         """Open a transport and use it beside the others. If cancelled or failed, it is closed again."""
         assert self.network is not None
+        if self.config.reaches_nodes(url):
+            self._check_is_no_fork()
         fabric = await self._opened(
             lambda: self._ports.open_fabric(self.config, url, self._session), lambda fabric: fabric.close()
         )
         if self.is_closing:  # it was opened too late to be closed with the others
             self.runtime.thread(fabric.close, "zbus-close-transport")
             raise BusClosed("open a transport")
-        if fabric.networked and self.log is not None and self.log.is_fork:
-            self.runtime.thread(fabric.close, "zbus-close-transport")
+        if fabric.networked:  # such as a Zenoh session that was given to the bus
+            try:
+                self._check_is_no_fork()
+            except ConfigInvalid:
+                self.runtime.thread(fabric.close, "zbus-close-transport")
+                raise
+        await self.network.add(url, fabric)
+        self.entry.recheck()
+
+    def _check_is_no_fork(self) -> None:
+        if self.log is not None and self.log.is_fork:
             reason = (
                 f"{self.log.path} is a fork, which is for rehearsals and sends nothing: open it without a transport. "
                 f"To make it an ordinary log: zbus log promote {shlex.quote(self.log.path)}"
             )
             raise ConfigInvalid("log", reason)
-        await self.network.add(url, fabric)
-        self.entry.recheck()
 
     async def switch_transport(self, url: str, overlap_s: float) -> None:
         """Open a transport, use all for `overlap_s` seconds, then close the old ones. See `Bus.switch_transport`."""

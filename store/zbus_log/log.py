@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import tempfile
 import threading
@@ -116,6 +117,22 @@ def open_log(config: BusConfig, *, brief: bool = False) -> SqliteLog:
     )
 
 
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+
+
+class LogReplaced(LogDamaged):
+    """Raised in a process that reads a log whose file was replaced by another one, as a restore does."""
+
+    def __init__(self, path: str) -> None:
+        reason = "another file took the place of the log, such as by zbus log restore --replace"
+        super().__init__(path, reason, None, "Open the log again")
+        self.args = (path,)
+
+
 class SqliteLog:
     """An append-only log in one SQLite file. One process owns it; any process can read it."""
 
@@ -159,6 +176,7 @@ class SqliteLog:
             self.close(1.0)
             raise
         self._reader = SqliteReader(path, self._read_engine)
+        self._opened, self._is_replaced = _stat(path), False
         with log_errors(path), self._read_engine.connect() as connection:
             self._is_fork = read_mark(connection) is not None
         self._history = TieredReader(self._reader, self._cold)
@@ -269,7 +287,9 @@ class SqliteLog:
         return max(0, offset - 1)
 
     def read(self, keys: KeySet, span: Span, limit: int) -> Page:
-        """Return the next page of a span."""
+        """Return the next page of a span. Raises `LogReplaced` after `watch` has noticed another file at the path."""
+        if self._is_replaced:
+            raise LogReplaced(self.path)
         return self._history.read(keys, span, limit)
 
     def narrow(self, span: Span) -> Span:
@@ -312,9 +332,18 @@ class SqliteLog:
                     last = head
                     pauses.reset()
                     moved(head)
+                elif self._was_replaced():
+                    self._is_replaced = True
+                    moved(head + 1)  # the subscriptions read, and receive the error
+                    return
 
         self._watching = threading.Thread(target=inherit(run), name="zbus-log-watch", daemon=True)
         self._watching.start()
+
+    def _was_replaced(self) -> bool:
+        """Return whether another file has the name of this log now. Without a file, it may still be on its way."""
+        now = _stat(self.path)
+        return now is not None and self._opened is not None and not os.path.samestat(now, self._opened)
 
     def accept_proxied_writes(self, write: ProxiedWrite) -> None:
         """Execute the write requests of other processes, unless the log is in memory or read-only."""

@@ -352,3 +352,8 @@ def test_an_event_acknowledges_itself(bus: blocking.Bus) -> None:
 
     assert following is not None
     assert following.decode() == 2
+
+
+def test_the_settings_and_the_state_of_the_bus_can_be_looked_at(bus: blocking.Bus, log_path: Path) -> None:
+    assert bus.config.log == str(log_path)
+    assert bus.diagnostics()["log"] == str(log_path)

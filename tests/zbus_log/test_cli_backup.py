@@ -46,11 +46,12 @@ def test_a_backup_beside_the_owner_is_verified_and_continued(log: Path, tmp_path
         owner.close(5.0)
 
     assert first.returncode == 0
-    assert "300 events added; the backup ends with offset 300" in first.stderr
+    assert "full copy, 300 events; the backup ends with offset 300" in first.stderr
     assert "300 events up to offset 300, no problems" in first.stderr
     assert (first.stdout, second.returncode) == ("", 0)
     made = json.loads(second.stdout)
     assert (made["cut"], made["added"], len(made["digest"])) == (305, 5, 32)
+    assert made["is_full"] is False
 
 
 def test_verification_that_finds_a_problem_exits_with_1(log: Path, tmp_path: Path) -> None:
@@ -132,6 +133,9 @@ def test_a_fork_by_offset_and_time_and_its_promotion(log: Path, tmp_path: Path) 
     assert json.loads(by_offset.stdout)["cut"] == 100
     assert "is a fork of" in by_time.stderr
     assert everything(tmp_path / "then.db")["head"] == 100  # a hundred seconds after the start
+    of_log, of_fork = (json.loads(run("stats", each, "--json").stdout) for each in (log, tmp_path / "try.db"))
+    assert (of_log["fork"], of_fork["fork"]["of"], of_fork["fork"]["until"]) == (None, of_log["origin"], 100)
+    assert "up to offset 100; it sends nothing" in run("stats", tmp_path / "try.db").stdout
     assert run("promote", tmp_path / "try.db").returncode == 2
     assert run("promote", tmp_path / "try.db", "--yes").returncode == 0
     again = run("promote", tmp_path / "try.db", "--yes")

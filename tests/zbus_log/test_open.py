@@ -574,6 +574,34 @@ def test_after_a_power_cut_another_log_in_its_place_is_still_noticed(tmp_path: P
         open_log(BusConfig(log=str(path), durability="os"))
 
 
+def test_a_file_that_is_not_a_log_is_not_offered_to_accept_its_loss(tmp_path: Path) -> None:
+    (tmp_path / "my notes.db").write_text("these are my notes" * 1000)
+    (tmp_path / "empty.db").touch()
+    connection = sqlite_driver.connect(str(tmp_path / "mine.db"))
+    connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+
+    for name, read_only in (("my notes.db", True), ("my notes.db", False), ("empty.db", True), ("mine.db", False)):
+        with pytest.raises(LogDamaged, match="is not a zbus log or backup") as caught:
+            open_log(BusConfig(log=str(tmp_path / name), read_only=read_only))
+        assert "--accept-loss" not in str(caught.value)
+
+
+def test_the_path_in_the_command_of_an_error_is_quoted() -> None:
+    assert "zbus log verify 'my log.db' --accept-loss" in str(LogDamaged("my log.db", "it is damaged"))
+
+
+def test_a_copy_without_its_head_record_says_how_to_copy_a_log(log_path: Path, tmp_path: Path) -> None:
+    log = open_log(BusConfig(log=str(log_path)))
+    append(log, GOLDEN)
+    log.close(5.0)
+    shutil.copyfile(log_path, tmp_path / "copy.db")
+
+    for read_only in (True, False):
+        with pytest.raises(LogDamaged, match=r"ends with -head too, or copy the log with: zbus log backup"):
+            open_log(BusConfig(log=f"{tmp_path}/copy.db", read_only=read_only))
+
+
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     for suffix in ("", "-head"):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -289,6 +290,9 @@ async def test_a_fork_cannot_be_opened_with_a_transport_until_it_is_promoted(log
     with pytest.raises(ConfigInvalid, match=r"is a fork.*zbus log promote"):
         async with zbus.open(f"{tmp_path}/try.db", **settings):
             pass
+    with pytest.raises(ConfigInvalid, match="is a fork"):  # not `TransportError` after a timeout
+        async with zbus.open(f"{tmp_path}/try.db", transport="nats://127.0.0.1:1"):
+            pass
     await asyncio.to_thread(promote, f"{tmp_path}/try.db")
     async with zbus.open(f"{tmp_path}/try.db", **settings) as bus:
         assert await bus.head() == 100
@@ -533,3 +537,41 @@ def test_a_log_whose_durable_subscriber_is_running_is_not_replaced(log: Path, tm
         assert restore(f"{tmp_path}/app.zbus", str(log), replace=True).replaced is not None
     finally:
         reader.close(5.0)
+
+
+async def test_a_subscription_learns_that_the_log_was_replaced(log: Path, tmp_path: Path) -> None:
+    make_backup(str(log), f"{tmp_path}/app.zbus")
+    async with zbus.open(log, read_only=True) as bus, bus.subscribe("shop/**", start=EVENTS) as subscriber:
+        assert (await anext(subscriber)).offset == EVENTS
+
+        await asyncio.to_thread(restore, f"{tmp_path}/app.zbus", str(log), replace=True)
+
+        async with asyncio.timeout(10):
+            with pytest.raises(LogDamaged, match=r"another file took the place of the log.*Open the log again"):
+                await anext(subscriber)
+
+
+_READ = """
+import os, sys
+from zbus_log import SqliteLog
+if os.getuid() == 0:
+    os.setuid(65534)  # whom the folder does not belong to
+log = SqliteLog(sys.argv[1], read_only=True)
+print(log.head(), [each.offset for each in log.cursors.list()], log.positions.load())
+log.close(5.0)
+"""
+
+
+def test_a_restored_log_can_be_read_in_a_folder_that_is_read_only(tmp_path: Path) -> None:
+    make_log(tmp_path / "app.db", 10, durable=5)
+    make_backup(f"{tmp_path}/app.db", f"{tmp_path}/app.zbus")
+    with tempfile.TemporaryDirectory() as place:  # which other users can enter
+        restore(f"{tmp_path}/app.zbus", f"{place}/again.db")
+        for path in Path(place).iterdir():
+            path.chmod(0o444)
+        Path(place).chmod(0o555)
+
+        done = subprocess.run([sys.executable, "-c", _READ, f"{place}/again.db"], capture_output=True, text=True)
+
+        Path(place).chmod(0o755)
+    assert done.stdout == "10 [5] {'0000000000000abc': 12}\n", done.stderr

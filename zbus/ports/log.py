@@ -273,6 +273,7 @@ class Backup(NamedTuple):
     incarnation: int
     digest: bytes  # of the events up to the cut; empty if it is unknown
     made_at_ns: int
+    is_full: bool = True  # False: only newer events were added to an earlier backup
 
 
 class Purged(NamedTuple):

@@ -103,7 +103,7 @@ class _Making:
         sync(Path(self._partial))
         Path(self._partial).replace(self._file)
         sync(self._file.parent)
-        return self._result(info, copied.low_water)
+        return self._result(info, copied.low_water, is_full=True)
 
     def _check_whole(self) -> None:
         """Raise `LogDamaged` if the copy has a problem, before it replaces a backup that may not have it."""
@@ -137,7 +137,7 @@ class _Making:
                     self._check()
         finally:
             engine.dispose()
-        return self._result(info, max(known.cut, copied.low_water))
+        return self._result(info, max(known.cut, copied.low_water), is_full=False)
 
     def _check_digest(self, info: BackupInfo) -> None:
         there = digest_in(self._log, info.cut)
@@ -209,11 +209,12 @@ class _Making:
         cold_copy.copy_files(manifest, self._cold, self._file.with_name(COLD), self._check)
         return manifest
 
-    def _result(self, info: BackupInfo, after: int) -> Backup:
+    def _result(self, info: BackupInfo, after: int, *, is_full: bool) -> Backup:
         """Return what was made, and how many events it has after an offset."""
         path = self._file.parent if self._is_folder else self._file
         added = info.cut - after - _count_missing(self._file, after + 1, info.cut)
-        return Backup(str(path), info.cut, added, origin_of(info.epoch), info.incarnation, info.digest, info.made_at)
+        log_id = origin_of(info.epoch)
+        return Backup(str(path), info.cut, added, log_id, info.incarnation, info.digest, info.made_at, is_full)
 
 
 def read_cursors(log: str, folder: Path) -> bytes:

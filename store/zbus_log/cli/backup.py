@@ -68,7 +68,9 @@ def backup(
         }
         write(encode_json(values))
     else:
-        note(f"{target}: {counted(made.added, 'event')} added; the backup ends with offset {made.cut:,}")
+        events = counted(made.added, "event")
+        what = f"full copy, {events}" if made.is_full else f"{events} added"
+        note(f"{target}: {what}; the backup ends with offset {made.cut:,}")
     if verify:
         _verify(made.path)
 

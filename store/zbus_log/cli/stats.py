@@ -12,6 +12,7 @@ from zbus.cli.options import JsonOption
 from zbus.cli.render.eventline import iso_time
 from zbus.cli.render.output import encode_json, show, write
 from zbus_log.file.database import log_errors, make_engine
+from zbus_log.file.fork_mark import read_mark
 from zbus_log.file.head_record import owner_pid
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import BLOCK, blocks, events, get_epoch, get_head, get_low_water, keys, origin_of, publishers
@@ -22,8 +23,8 @@ from .options import LogArgument, opened
 
 
 def stats(log: LogArgument, json: JsonOption = False) -> None:
-    """Print statistics of a log: origin (its id for other nodes), incarnation (its current opening by an owner), head,
-    events, bytes, keys, publishers, times, owner, cursors and purges.
+    """Print statistics of a log: whether it is a fork, origin (its id for other nodes), incarnation (its current
+    opening by an owner), head, events, bytes, keys, publishers, times, owner, cursors and purges.
     """
     with opened(log, read_only=True) as found:
         engine = make_engine(str(log), read_only=True)
@@ -55,8 +56,11 @@ def collect(connection: Connection) -> dict[str, Any]:
     ).one()
     outside = _count(connection, loose)
     known = union(select(publishers.c.publisher), select(events.c.publisher).where(events.c.offset > sealed))
-    lineage = read_lineage(connection)
+    lineage, mark = read_lineage(connection), read_mark(connection)
     return {
+        "fork": None
+        if mark is None
+        else {"of": f"{mark.log_id:x}", "until": mark.offset, "made_at": iso_time(mark.made_at)},
         "origin": f"{origin_of(get_epoch(connection)):x}",
         "incarnation": f"{lineage.current.id:x}",
         "incarnation_first": lineage.current.first,
@@ -97,8 +101,12 @@ def _time_at(connection: Connection, end: ColumnElement[int]) -> str | None:
 
 def _table(values: dict[str, Any]) -> Table:
     table = Table(show_header=False, title=values["log"], title_justify="left")
+    if (mark := values["fork"]) is not None:
+        table.add_row(
+            "fork", f"of {mark['of']} up to offset {mark['until']:,}; it sends nothing until zbus log promote"
+        )
     for name, value in values.items():
-        if name not in ("log", "cursors", "purges"):
+        if name not in ("log", "fork", "cursors", "purges"):
             shown = f"{value:,}" if isinstance(value, int) and name != "owner_pid" else str(value)
             table.add_row(name.replace("_", " "), "none" if value is None else shown)
     for cursor in values["cursors"]:

@@ -34,7 +34,8 @@ SQLITE_VERSION_MIN = (3, 51, 3)
 PAGE_BYTES = 8192
 WAL_BYTES = 1000 * (PAGE_BYTES + 24)  # the length at which SQLite checkpoints and starts over
 LOCK_WAIT_S = 10.0
-_BUSY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 10, 11, 13, 14, 26
+OTHER_FILE = "It is not a zbus log or backup, or its beginning is damaged: check the path, or restore the file"
+_BUSY, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 8, 10, 11, 13, 14, 26
 
 
 def check_version() -> None:
@@ -215,7 +216,8 @@ def _map_error(path: str, error: Any, writing: bool) -> LogError:
         # kernel's page cache is unknown, and a retry could acknowledge events that are not on disk.
         return LogWriterFailed(path, f"a write or fsync failed: {name}")
     if code & 0xFF in (_CORRUPT, _NOTADB):
-        return LogDamaged(path, f"SQLite says: {error}")
+        advice = OTHER_FILE if code & 0xFF == _NOTADB else ""
+        return LogDamaged(path, f"SQLite says: {error}", advice=advice)
     if code & 0xFF == _CANTOPEN:
         return LogError(
             f"{path}: {name}: SQLite could not open it or one of the files beside it. Nothing was changed. Even "
@@ -243,6 +245,15 @@ def _committing(connection: Connection) -> Iterator[None]:
     except BaseException:
         roll_back(connection)
         raise
+
+
+def use_wal(connection: Connection) -> None:
+    """Give a file a write-ahead log. A file that can only be read stays as it is."""
+    try:
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    except DBAPIError as error:
+        if _code(error.orig) & 0xFF != _READONLY:
+            raise
 
 
 class SharedWrites:

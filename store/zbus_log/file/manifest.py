@@ -27,9 +27,7 @@ class ColdDamaged(LogDamaged):
     """Raised when a part of the cold tier does not match its manifest. The log's own file is not affected."""
 
     def __init__(self, path: str, reason: str, missing: tuple[int, int] | None = None, advice: str = "") -> None:
-        super().__init__(path, reason, missing)
-        self.args = (path, reason, missing, advice)
-        self.advice = advice or "Restore it from a copy"
+        super().__init__(path, reason, missing, advice or "Restore it from a copy")
 
     def __str__(self) -> str:
         range_ = f"; affected offsets: {self.missing[0]} to {self.missing[1]}" if self.missing else ""

@@ -28,7 +28,7 @@ from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
 
-from .database import PAGE_BYTES, transaction
+from .database import OTHER_FILE, PAGE_BYTES, transaction
 from .event_view import CREATE_VIEW
 
 BLOCK = 4096
@@ -244,9 +244,10 @@ def check_is_log(connection: Connection, path: str) -> int:
     """Return the version of the file. Raises `LogDamaged` if it is not a zbus log, or is from a newer zbus."""
     version = file_version(connection)
     if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_schema").scalar_one():
-        raise LogDamaged(path, "this is a SQLite database, but not a zbus log")
+        raise LogDamaged(path, "this is a SQLite database, but not a zbus log or backup", advice=OTHER_FILE)
     if version > VERSION:
-        raise LogDamaged(path, f"the log has version {version}, but this zbus supports up to {VERSION}: upgrade zbus")
+        reason = f"the log has version {version}, but this zbus supports up to {VERSION}"
+        raise LogDamaged(path, reason, advice="To open it, upgrade zbus")
     return version
 
 

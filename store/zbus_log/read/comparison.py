@@ -17,7 +17,10 @@ from zbus_log.file.head_record import Head, may_lack_newest, read_record
 from zbus_log.file.incarnations import read_lineage
 from zbus_log.file.tables import get_epoch, get_head
 
-NO_RECORD = "it has no head record, so the loss of its newest events could not be detected"
+NO_RECORD = (
+    "it has no head record, so the loss of its newest events could not be detected. If it is a copy of a log, copy the "
+    "file beside that log whose name ends with -head too, or copy the log with: zbus log backup"
+)
 COMPARED_TIMES, COMPARED_PAUSE_S = 5, 0.02
 
 

@@ -22,7 +22,7 @@ from zbus.keys import KeySet
 from zbus.ports.log import Span
 from zbus.util.memo import Memo
 from zbus_log.file.block_index import ProvedBlocks, block_rows
-from zbus_log.file.database import make_engine, reading_errors, snapshot
+from zbus_log.file.database import OTHER_FILE, make_engine, reading_errors, snapshot
 from zbus_log.file.key_table import KeyTable
 from zbus_log.file.removed import count_between, gaps_between, has_removed, ranges_between
 from zbus_log.file.rows import PAGE, PAGE_LISTED, SIZE, RowPage, for_old_file, offsets_of
@@ -104,10 +104,11 @@ def readable(path: str, *, has_record: bool = True) -> Engine:
     try:
         with reading_errors(path), engine.connect() as connection:
             version = file_version(connection)
+            if version == 0:
+                raise LogDamaged(path, "it is not a zbus log or backup", advice=OTHER_FILE)
             if not READABLE_SINCE <= version <= VERSION:
-                newer = ": upgrade zbus" if version > VERSION else ""
-                needed = f"reading needs {READABLE_SINCE} to {VERSION}{newer}"
-                raise LogDamaged(path, f"the log has version {version}, but {needed}")
+                reason = f"the log has version {version}, but reading needs {READABLE_SINCE} to {VERSION}"
+                raise LogDamaged(path, reason, advice="To read it, upgrade zbus" if version > VERSION else "")
             if has_record:
                 check_is_no_backup(connection, path)
                 compare_with_record(connection, path)

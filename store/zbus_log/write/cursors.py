@@ -37,7 +37,7 @@ from zbus.observe.records import record_reason
 from zbus.ports.lineage import Lineage
 from zbus.ports.log import Cursor, Lease
 from zbus.util.run_id import inherit
-from zbus_log.file.database import SharedWrites, log_errors, make_engine, reading_errors, transaction
+from zbus_log.file.database import SharedWrites, log_errors, make_engine, reading_errors, transaction, use_wal
 from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
@@ -634,7 +634,7 @@ def check_name(name: str) -> None:
 
 
 def _prepare(connection: Connection) -> None:
-    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    use_wal(connection)
     connection.execute(CreateTable(_cursors, if_not_exists=True))
     prepare_uses(connection)
     if not _columns(connection) >= _ADDED.keys():

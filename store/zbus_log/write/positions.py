@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
-from zbus_log.file.database import SharedWrites, log_errors, transaction
+from zbus_log.file.database import SharedWrites, log_errors, transaction, use_wal
 
 if TYPE_CHECKING:
     from zbus.ports.log import Positions
@@ -87,7 +87,7 @@ class SqlitePositions:
 
 
 def _prepare(connection: Connection) -> None:
-    connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    use_wal(connection)
     connection.execute(CreateTable(_positions, if_not_exists=True))
     if not _has_checksums(connection):
         with transaction(connection):
