@@ -15,7 +15,7 @@
     │   ├── LogRequired           this bus has no log: open it with a path
     │   ├── LogReadOnly           not stored: another process owns the log
     │   ├── LogLocked             not opened: another process owns the log
-    │   ├── LogFull               not stored: free space, then publish again
+    │   ├── LogFull               not stored: free space, then repeat the call
     │   ├── LogWriterFailed       the writer stopped: restart the process
     │   ├── IdentityConflict      not stored: another event has this identity; publish it with a new one
     │   ├── LogDamaged            acknowledged events are missing from the file: restore it
@@ -279,7 +279,7 @@ class LogLocked(LogError):
 
 
 class LogFull(LogError):
-    """Raised when the disk is full. The events were not stored; events stored before are safe and readable."""
+    """Raised when the disk is full. The call stored nothing; events stored before are safe and readable."""
 
     outcome = "refused"
 
@@ -288,7 +288,7 @@ class LogFull(LogError):
         self.path = path
 
     def __str__(self) -> str:
-        return f"no space left for {self.path}; not stored. Free space and publish again; reading continues"
+        return f"no space left for {self.path}: this call stored nothing. Free space and repeat it; reading continues"
 
 
 class LogWriterFailed(LogError):

@@ -218,7 +218,7 @@ class SqliteLog:
         """The incarnations of this log: those of the owner, or those that are in the file now if it is read-only."""
         if self._writer is not None:
             return self._lineage
-        with log_errors(self.path), self._read_engine.connect() as connection:
+        with reading_errors(self.path), self._read_engine.connect() as connection:
             self._lineage = read_lineage(connection, self._lineage)
         return self._lineage
 
@@ -257,7 +257,7 @@ class SqliteLog:
             head, digest = chain.newest
             if offset == head:
                 return digest
-        with log_errors(self.path), self._read_engine.connect() as connection, snapshot(connection):
+        with reading_errors(self.path), self._read_engine.connect() as connection, snapshot(connection):
             return digest_at(connection, offset)
 
     @property
@@ -314,7 +314,7 @@ class SqliteLog:
 
     def is_lost(self, offset: int) -> bool:
         """Return whether an offset belongs to a loss that was accepted, and so is never assigned again."""
-        with log_errors(self.path), self._read_engine.connect() as connection:
+        with reading_errors(self.path), self._read_engine.connect() as connection:
             found = connection.exec_driver_sql("SELECT 1 FROM losses WHERE ? BETWEEN first AND last", (offset,))
             return found.first() is not None
 

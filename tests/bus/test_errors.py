@@ -121,7 +121,7 @@ def test_every_error_speaks_in_words_and_not_in_a_tuple(error: errors.ZbusError)
         (errors.LogLocked("app.db", 4711), "process 4711"),
         (errors.LogDamaged("app.db", "truncated", (5, 9)), "offsets 5 to 9"),
         (errors.LogTrimmed(3, 8), "after offset 3 up to 8"),
-        (errors.LogFull("app.db"), "not stored"),
+        (errors.LogFull("app.db"), "stored nothing"),
         (errors.LogWriterFailed("app.db", "EIO"), "outcome of this event is unknown"),
         (errors.EventCorrupt(12, "bad"), "offset 12"),
         (errors.EventTooLarge("payload", 2_000, 1_000), "2,000 bytes exceeds the limit of 1,000; not stored"),

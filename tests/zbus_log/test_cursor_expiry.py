@@ -69,7 +69,7 @@ def test_an_expired_name_cannot_be_claimed_until_it_is_reset_or_deleted(path: Pa
         wait_until(lambda: expired(log) == {"a", "b"})
 
         for _ in range(2):
-            with pytest.raises(CursorError, match=r"it expired at .*offset 5.*--reset NAME"):
+            with pytest.raises(CursorError, match=rf"it expired at .*offset 5.*zbus log cursors {path} --reset a --to"):
                 log.cursors.claim("a", ["**"], 0)
         log.cursors.reset("a", 7)
         log.cursors.delete("b")

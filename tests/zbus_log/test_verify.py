@@ -11,6 +11,7 @@ import pytest
 from log_support import append, ask, wait_until
 
 from zbus import BusConfig
+from zbus.errors import LogDamaged
 from zbus.ports.log import Row
 from zbus_log import Rules, open_log, verify
 from zbus_log.file import sqlite_driver
@@ -55,6 +56,37 @@ def test_a_healthy_log_has_no_problems(path: Path) -> None:
     report = verify(str(path))
 
     assert report == (SIZE, 1, SIZE, [], [], (), 0)
+
+
+@pytest.mark.parametrize("older", ["SELECT 1", "DROP TABLE cursor_uses", "ALTER TABLE cursors DROP COLUMN checksum"])
+def test_verification_does_not_write_to_the_file_of_the_cursors(path: Path, older: str) -> None:
+    log = open_log(BusConfig(log=str(path)))
+    log.cursors.release("billing", log.cursors.claim("billing", ["k/**"], 5).token)
+    log.close(5.0)
+    connection = sqlite_driver.connect(f"{path}-cursors")
+    connection.execute(older).fetchall()
+    connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+    connection.close()
+    before = Path(f"{path}-cursors").read_bytes()
+
+    report = verify(str(path))
+
+    assert report.problems == []
+    assert Path(f"{path}-cursors").read_bytes() == before
+
+
+def test_a_malformed_incarnation_is_damage(path: Path) -> None:
+    log = open_log(BusConfig(log=str(path), read_only=True))
+    connection = sqlite_driver.connect(str(path))
+    malformed = "SELECT ordinal, 'x' AS id, first, started_at, host FROM incarnations"
+    connection.execute(f"CREATE TABLE other AS {malformed}").fetchall()
+    connection.execute("DROP TABLE incarnations").fetchall()
+    connection.execute("ALTER TABLE other RENAME TO incarnations").fetchall()
+    connection.close()
+
+    with pytest.raises(LogDamaged, match="malformed value"):
+        assert log.lineage
+    log.close(5.0)
 
 
 def test_a_new_log_has_no_problems(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from .peer import Peer
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
-TELL_S, TELL_TIMES = (0.5, 30.0), 20  # how often a log is told that it was copied
+TELL_S, TELL_TIMES = (0.5, 30.0), 20  # how often a log is asked to compare the marks
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 

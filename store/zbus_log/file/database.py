@@ -9,7 +9,7 @@ import shutil
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 import apsw
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Row, Table, create_engine, event, null, select
 from sqlalchemy.exc import DBAPIError, NoResultFound
 from sqlalchemy.pool import NullPool, QueuePool
 
@@ -316,6 +316,23 @@ def free_pages(connection: Connection) -> None:
     """Give the free pages back to the file system."""
     driver: Any = connection.connection.dbapi_connection
     driver.execute("PRAGMA incremental_vacuum").fetchall()  # it frees one page per row; SQLAlchemy would fetch only one
+
+
+def columns_of(connection: Connection, table: Table) -> set[str]:
+    """Return the names of the columns that a table has in the file; none if it does not exist there."""
+    return set(connection.exec_driver_sql("SELECT name FROM pragma_table_info(?)", (table.name,)).scalars())
+
+
+def read_table(connection: Connection, table: Table) -> Sequence[Row[Any]]:
+    """Return the rows of a table that the file may not have, by primary key, without writing.
+
+    Columns that an older version did not have are None.
+    """
+    there = columns_of(connection, table)
+    if not there:
+        return []
+    columns = [each if each.name in there else null().label(each.name) for each in table.columns]
+    return connection.execute(select(*columns).order_by(*table.primary_key)).all()
 
 
 def changed_rows(connection: Connection) -> int:

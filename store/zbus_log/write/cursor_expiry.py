@@ -6,13 +6,11 @@ silent gap. Retention no longer waits for it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Table, delete, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
-from zbus.errors import CursorError
+from zbus_log.file.database import read_table
 
 _uses = Table(  # beside the cursors; a name without a row was last used when its position was stored
     "cursor_uses",
@@ -49,17 +47,9 @@ def forget_use(connection: Connection, name: str) -> None:
 
 def uses(connection: Connection) -> dict[str, tuple[int, int | None]]:
     """Return when each name was last used, and when it expired."""
-    return {row.name: (row.used_at, row.expired_at) for row in connection.execute(select(_uses))}
+    return {row.name: (row.used_at, row.expired_at) for row in read_table(connection, _uses)}
 
 
-def check_not_expired(connection: Connection, name: str, offset: int) -> None:
-    """Raise `CursorError` if a name expired."""
-    expired_at = connection.execute(select(_uses.c.expired_at).where(_uses.c.name == name)).scalar()
-    if expired_at is not None:
-        when = datetime.fromtimestamp(expired_at // 1_000_000_000, UTC).isoformat(timespec="seconds")
-        raise CursorError(
-            name,
-            f"it expired at {when}, because it was not used for cursor_ttl_s; retention may have removed events after "
-            f"its position, offset {offset}. To use it again, give it a position (zbus log cursors LOG --reset NAME "
-            "--to OFFSET), or delete it to start like a new name (zbus log cursors LOG --delete NAME)",
-        )
+def get_expired_at(connection: Connection, name: str) -> int | None:
+    """Return when a name expired; None if it did not."""
+    return connection.execute(select(_uses.c.expired_at).where(_uses.c.name == name)).scalar()

@@ -26,6 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import INTEGER, TEXT, Column, Connection, MetaData, Row, Table, bindparam, delete, select, update
@@ -37,11 +38,20 @@ from zbus.observe.records import record_reason
 from zbus.ports.lineage import Lineage
 from zbus.ports.log import Cursor, Lease
 from zbus.util.run_id import inherit
-from zbus_log.file.database import SharedWrites, log_errors, make_engine, reading_errors, transaction, use_wal
+from zbus_log.file.database import (
+    SharedWrites,
+    columns_of,
+    log_errors,
+    make_engine,
+    read_table,
+    reading_errors,
+    transaction,
+    use_wal,
+)
 from zbus_log.file.incarnations import KEPT_MAX
 from zbus_log.file.name_locks import NameLock, NameLocks
 
-from .cursor_expiry import check_not_expired, expire, forget_use, note_use, prepare_uses, uses
+from .cursor_expiry import expire, forget_use, get_expired_at, note_use, prepare_uses, uses
 from .cursor_notes import CursorNote, decode_note
 from .positions import SqlitePositions
 
@@ -163,7 +173,7 @@ class SqliteCursors:
                 row = connection.execute(select(_cursors).where(_cursors.c.name == name)).one_or_none()
                 if row is not None:
                     self._check(row)
-                    check_not_expired(connection, name, row.offset)
+                    self._check_not_expired(connection, name, row.offset)
                 self._check_note(decode_note(lock.noted()), None if row is None else row.offset)
                 if row is not None and (problem := self.problem(_cursor(row))) is not None:
                     raise CursorError(name, f"{problem}. {self._advice(name)}")
@@ -300,6 +310,16 @@ class SqliteCursors:
             reason = f"{self.path} is damaged, or was replaced by an older one: {problem}"
             raise CursorError(note.name, f"{reason}. {self._advice(note.name)}")
 
+    def _check_not_expired(self, connection: Connection, name: str, offset: int) -> None:
+        expired_at_ns = get_expired_at(connection, name)
+        if expired_at_ns is not None:
+            when = datetime.fromtimestamp(expired_at_ns // 1_000_000_000, UTC).isoformat(timespec="seconds")
+            reason = (
+                f"it expired at {when}, because it was not used for cursor_ttl_s; retention may have removed events "
+                f"after its position, offset {offset}"
+            )
+            raise CursorError(name, f"{reason}. {self._advice(name)}")
+
     def _check(self, row: Row[Any]) -> None:
         """Raise `CursorError` if a row does not match its checksum."""
         if row.checksum is not None and row.checksum != _checksum(row.name, row.offset, row.incarnation, row.keys):
@@ -327,8 +347,7 @@ class SqliteCursors:
         self._check_length()
         with reading_errors(self.path), self._engine.connect() as connection:
             self._check_file(connection)
-            _prepare(connection)
-            return connection.execute(select(_cursors).order_by(_cursors.c.name)).all()
+            return read_table(connection, _cursors)
 
     def expire_unused(self, ttl_s: float, now_ns: int) -> None:
         """Let cursors expire that no subscriber has used for `ttl_s` seconds."""
@@ -359,7 +378,6 @@ class SqliteCursors:
         if not os.path.exists(self.path):  # noqa: PTH110 - the log never had a cursor
             return {}
         with log_errors(self.path), self._engine.connect() as connection:
-            prepare_uses(connection)
             return uses(connection)
 
     def reset(self, name: str, offset: int) -> None:
@@ -637,16 +655,12 @@ def _prepare(connection: Connection) -> None:
     use_wal(connection)
     connection.execute(CreateTable(_cursors, if_not_exists=True))
     prepare_uses(connection)
-    if not _columns(connection) >= _ADDED.keys():
+    if not columns_of(connection, _cursors) >= _ADDED.keys():
         with transaction(connection):
-            there = _columns(connection)  # another process may have added some in the meantime
+            there = columns_of(connection, _cursors)  # another process may have added some in the meantime
             for name, kind in _ADDED.items():
                 if name not in there:
                     connection.exec_driver_sql(f"ALTER TABLE cursors ADD COLUMN {name} {kind}")
-
-
-def _columns(connection: Connection) -> set[str]:
-    return set(connection.exec_driver_sql("SELECT name FROM pragma_table_info('cursors')").scalars())
 
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Row, Table, bindparam, delete, select
+from sqlalchemy import INTEGER, TEXT, Column, Connection, Engine, MetaData, Row, Table, bindparam, delete
 from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.schema import CreateTable
 
 from zbus.errors import LogDamaged
-from zbus_log.file.database import SharedWrites, log_errors, transaction, use_wal
+from zbus_log.file.database import SharedWrites, columns_of, log_errors, read_table, transaction, use_wal
 
 if TYPE_CHECKING:
     from zbus.ports.log import Positions
@@ -60,8 +60,7 @@ class SqlitePositions:
 
     def _rows(self) -> Sequence[Row[Any]]:
         with log_errors(self._path), self._engine.connect() as connection:
-            _prepare(connection)
-            return connection.execute(select(_positions)).all()
+            return read_table(connection, _positions)
 
     def store(self, changed: Mapping[str, int]) -> None:
         """Store the given positions; others stay as they are."""
@@ -89,14 +88,11 @@ class SqlitePositions:
 def _prepare(connection: Connection) -> None:
     use_wal(connection)
     connection.execute(CreateTable(_positions, if_not_exists=True))
-    if not _has_checksums(connection):
+    if "checksum" not in columns_of(connection, _positions):
         with transaction(connection):
-            if not _has_checksums(connection):  # another process may have added the column in the meantime
+            # Another process may have added the column in the meantime.
+            if "checksum" not in columns_of(connection, _positions):
                 connection.exec_driver_sql("ALTER TABLE positions ADD COLUMN checksum INTEGER")
-
-
-def _has_checksums(connection: Connection) -> bool:
-    return "checksum" in connection.exec_driver_sql("SELECT name FROM pragma_table_info('positions')").scalars().all()
 
 
 def _checksum(name: str, position: int) -> int:

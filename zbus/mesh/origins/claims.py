@@ -274,7 +274,7 @@ class Claims:
     async def _pause(self, pause_s: float, until_seen: bool) -> None:
         """Wait, but after a failure at most until the peer is seen again, and then for the shortest pause.
 
-        After the longest pause, wait until then: a node that is gone is not asked for ever.
+        After the longest pause, wait until then: a node that is gone is not asked any more.
         """
         if until_seen and pause_s > CONFIRM_S[0]:
             self.seen_again.clear()
