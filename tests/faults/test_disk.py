@@ -40,7 +40,7 @@ FULL = """
                         acknowledged += await publisher.publish_many([os.urandom(2000)] * 50)
                 except zbus.LogFull as error:
                     refused = error
-                assert refused is not None and "not stored" in str(refused), refused
+                assert refused is not None and "stored nothing" in str(refused), refused
                 for _ in range(3):  # the error stays the same, and the loop keeps running
                     try:
                         await publisher.publish(os.urandom(100_000))

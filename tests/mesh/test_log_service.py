@@ -252,7 +252,7 @@ async def test_a_log_that_cannot_read_its_digest_compares_nothing(
 def test_fields_that_a_later_version_adds_to_a_request_are_ignored(log: SqliteLog) -> None:
     append(log, [row(0)])
 
-    later = encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], None, 0, "new", 5))
+    later = encode((["**"], 0, 0, False, 1, ENDLESS, 10, {}, False, [], None, 0, True, "new", 5))
     _, last = LogService(log, log.log_id).page(later)
 
     assert decode(last[1:])[:4] == [1, 1, 0, 0]

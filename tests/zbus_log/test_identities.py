@@ -18,8 +18,10 @@ from zbus.errors import LogError
 from zbus.keys import KeySet
 from zbus.ports.log import Refused, Row, Stored
 from zbus_log import Rules, SqliteLog, open_log
+from zbus_log.file.database import make_engine
 from zbus_log.file.tables import BLOCK
 from zbus_log.write import identities, removed_identities
+from zbus_log.write.removed_identities import RemovedIdentities
 
 
 def row(publisher: int, sequence: Any, key: Any = "a/b", payload: Any = b"x", headers: Any = None) -> Row:
@@ -231,19 +233,21 @@ def test_ranges_that_overlap_because_a_forgotten_event_was_stored_again_are_join
 
 def test_identities_whose_time_is_over_are_deleted_in_parts(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removed_identities, "EXAMINED_MAX", 30)
-    now = time.time_ns()
-    clock = type("Clock", (), {"time_ns": staticmethod(lambda: now)})
-    monkeypatch.setattr(removed_identities, "time", clock)
-    left = []
     with opened(path, dedup_s=3600) as log:
         append(log, [row(publisher, 2 * number) for publisher in (1, 2) for number in range(50)])
         log.prune(Rules(max_events=0))
-        now += 3601 * 10**9
+    now_ns, left = time.time_ns(), []
+    engine = make_engine(path)
+    with engine.connect() as connection:
+        identities = RemovedIdentities(connection, 3600, lambda: now_ns)
+        identities.forget_expired()  # examines some, whose time is not over
+        now_ns += 3601 * 10**9
         for _ in range(4):
-            log.prune(Rules(until=1))
+            identities.forget_expired()
             left.append(ask(path, "SELECT count(*) FROM removed_identities"))
+    engine.dispose()
 
-    assert left == [70, 40, 30, 0]  # the first prune had examined 30 when they were not expired
+    assert left == [70, 40, 30, 0]
 
 
 # Rows that cannot be encoded

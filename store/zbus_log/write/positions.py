@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class SqlitePositions:
         return damaged
 
     def _rows(self) -> Sequence[Row[Any]]:
+        if not os.path.exists(self._path):  # noqa: PTH110 - connecting would make an empty file
+            return []
         with log_errors(self._path), self._engine.connect() as connection:
             return read_table(connection, _positions)
 
