@@ -668,7 +668,8 @@ class Peer:
                 self._context.report_gap(self.id, envelope.key, envelope.publisher_id, envelope.sequence)
                 given_up = max(given_up, envelope.previous)
             self._last[envelope.key] = envelope.offset
-            run.append(envelope)
+            if self._is_missed(envelope):  # otherwise events of another incarnation of the log came first
+                run.append(envelope)
         self._context.accept(run, run_link)
         fresh, tails = self._gap_ledger.missing_tails(self._reached, TAIL_S)
         for key in [each for each in tails if not (waits and interest.of(each).stored)]:
