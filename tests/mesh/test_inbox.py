@@ -21,7 +21,7 @@ from zbus.mesh import buffered_events
 from zbus.mesh import inbox as module
 from zbus.mesh.inbox import REPORT_S, Inbox
 from zbus.mesh.origins.known_logs import INCARNATIONS_MAX
-from zbus.ports.lineage import NO_BRANCH, Branch, Mark, digest_number
+from zbus.ports.lineage import NO_BRANCH, Branch
 from zbus.ports.log import Stored
 from zbus.wire.beacon import Beacon, encode_beacon
 from zbus.wire.envelope import CANCEL, MANY, NODE, Envelope, encode, encode_run
@@ -711,19 +711,6 @@ async def test_the_incarnations_of_one_log_that_never_replied_are_bounded(host: 
 
     assert len(inbox._peers) == len(inbox._of_origin[LOGGED]) == INCARNATIONS_MAX
     assert inbox._of_origin[LOGGED][-1].branch.id == 99
-
-
-async def test_contradictory_digests_are_shown_to_the_log_until_it_finds_the_wrong_one(host: InboxHost) -> None:
-    inbox = host.inbox()
-    receive = inbox.receiver("nats", False)
-    for digest in (b"\1" * 8, b"\2" * 8):
-        receive(encode_beacon(Beacon(LOGGED, 0, 3, {}, Branch(7, 1, 7), digest)))
-    host.remote_log = [envelope(3)]
-    await turns(30)
-
-    assert [mark for mark in host.compared if mark is not None] == [
-        Mark(7, 3, digest_number(each)) for each in (b"\1" * 8, b"\2" * 8)
-    ]
 
 
 async def test_all_repairs_together_buffer_a_bounded_number_of_bytes(

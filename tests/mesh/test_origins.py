@@ -167,7 +167,7 @@ class Seen:
     def __init__(self) -> None:
         self.now = 0.0
         self.copies: list[tuple[int, int, int]] = []
-        self.logs = Incarnations(lambda: self.now, lambda *found: self.copies.append(found[:3]))
+        self.logs = Incarnations(lambda: self.now, lambda *found: self.copies.append(found))
 
     def beacon(self, branch: Branch, head: int, digest: bytes = b"", proven: bool = True) -> None:
         self.logs.add(5, branch)

@@ -108,9 +108,7 @@ class Context:
         self.timeline += offsets
         return self.storing if repaired else None
 
-    async def describe(
-        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
-    ) -> LogPage:
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         assert (origin, incarnation) == (self.origin, self.peer.branch.id)
         self.descriptions.append(dict(known))
         if self.error is not None:

@@ -342,7 +342,6 @@ class MeshHost(FakeHost):
         self.forwarded_when_stored: list[tuple[list[Row], str, object]] = []
         self.remote_log: list[Envelope] = []  # of every other node; None of them replies while it is empty
         self.described: list[tuple[int, dict[int, int]]] = []
-        self.compared: list[Mark | None] = []
         self.page_requests: list[tuple[int, int, int, str, Sequence[str] | None]] = []
         self.interest = Interest()
         self.beacon_received = lambda origin, incarnation: self.beacons.append(origin)
@@ -364,11 +363,8 @@ class MeshHost(FakeHost):
     def is_refused(self, origin: int, incarnation: int) -> bool:
         return False
 
-    async def describe(
-        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
-    ) -> LogPage:
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         self.described.append((origin, dict(known)))
-        self.compared.append(mark)
         if not self.remote_log:
             raise NoResponders(f"@zbus/log/{origin:x}")
         head = self.remote_log[-1].offset

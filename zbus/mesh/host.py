@@ -114,9 +114,7 @@ class Receives(Protocol):
     ) -> LogPage:
         """Request a page of another node's log."""
 
-    async def describe(
-        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
-    ) -> LogPage:
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         """Request a page without events of another node's log."""
 
 
@@ -168,9 +166,7 @@ class PeerContext(GapReporter, Protocol):
     ) -> LogPage:
         """Request a page of a log, which compares `mark` with its events. `link` is where its node was last seen."""
 
-    async def describe(
-        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
-    ) -> LogPage:
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         """Request a page without events: how far the log reaches, and what it shares with `known` incarnations."""
 
     async def wait_for_capacity(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from zbus.errors import EventInvalid, KeyInvalid, LogError, ZbusError
+from zbus.errors import EventInvalid, KeyInvalid, LogError
 from zbus.event import Event
 from zbus.observe.records import (
     EVENT_DROPPED,
@@ -29,7 +29,6 @@ from zbus.observe.throttle import Throttle
 from zbus.ports.fabric import Receive
 from zbus.ports.lineage import Branch, Mark
 from zbus.ports.log import Row, Stored
-from zbus.util.backoff import Backoff
 from zbus.util.mailbox import Mailbox
 from zbus.util.memo import Memo
 from zbus.util.runtime import Runtime
@@ -50,7 +49,6 @@ from .peer import Peer
 INBOX_BYTES_MAX = 64 * 1024 * 1024
 TURN_FRAMES, TURN_BYTES = 256, 256 * 1024  # at most this much in one turn of the loop
 PEERS_MAX = 10_000
-TELL_S, TELL_TIMES = (0.5, 30.0), 20  # how often a log is asked to compare the marks
 REPORT_S = 60.0
 CANCEL_BYTES = 9  # the kind of the frame, and the id of the request
 
@@ -89,7 +87,6 @@ class Inbox:
         self._peers = Memo[tuple[int, int], Peer](PEERS_MAX, on_evict=self._evict_peer)  # by origin and incarnation
         self._of_origin: dict[int, list[Peer]] = {}
         self._incarnations = Incarnations(runtime.monotonic, self._report_copies)
-        self._telling: set[asyncio.Task[None]] = set()
         self.buffer_budget = BufferBudget()
         self._rewinds = Memo[tuple[int, int], tuple[int, int]](PEERS_MAX)  # known and shared offset, until it is proven
         self.known_logs = KnownLogs()
@@ -151,9 +148,6 @@ class Inbox:
         if self._resuming is not None:
             self._resuming.cancel()
             ending.append(self._resuming)
-        for task in self._telling:
-            task.cancel()
-            ending.append(task)
         self._peers.clear()
         self._of_origin.clear()
         return ending
@@ -470,16 +464,10 @@ class Inbox:
             fields = {"origin": f"{origin:x}", "claimed": claimed, "head": head, "link": link}
             record_reason(ORIGIN_UNCONFIRMED, logging.WARNING, code="claim_unconfirmed", reason=reason, **fields)
 
-    def _report_copies(self, origin: int, one: int, other: int, marks: Sequence[Mark]) -> None:
-        """Report that two copies of a log are in use: with a counter and a log record.
-
-        `marks`: what the beacons of one incarnation said, if they contradict each other.
-        """
+    def _report_copies(self, origin: int, one: int, other: int) -> None:
+        """Report that two copies of a log are in use: with a counter and a log record."""
         if one == other and (branch := self._incarnations.branch(origin, one)) is not None:
             self.split(origin, one, branch.before)
-            task = self._loop.create_task(self._tell(origin, one, marks))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
         self.count("copies_found", 1)
         reason = (
             "two nodes use copies of one log. The events of both are received, each as a log of its own. Close one of "
@@ -487,21 +475,6 @@ class Inbox:
         )
         fields = {"origin": f"{origin:x}", "incarnation": f"{one:x}", "other": f"{other:x}"}
         record_reason(ORIGIN_CLONED, logging.ERROR, code="log_copied", reason=reason, **fields)
-
-    async def _tell(self, origin: int, incarnation: int, marks: Sequence[Mark]) -> None:
-        """Let a log compare contradictory marks with its events, until it finds the one that is not its own.
-
-        Then it begins another incarnation, in which positions are certain again.
-        """
-        for mark in marks:
-            pauses = Backoff(*TELL_S, uniform=self._runtime.uniform)
-            for _ in range(TELL_TIMES):
-                try:
-                    if (await self.describe(origin, incarnation, "", NOTHING_KNOWN, mark)).differs_after is not None:
-                        return
-                    break
-                except ZbusError:
-                    await asyncio.sleep(pauses.next())
 
     def covered(self, origin: int, branch: Branch, offset: int) -> None:
         """Remember that nothing of a log up to `offset` is missing, once the earlier events are stored.

@@ -433,9 +433,7 @@ class Network:
             request, origin, keys, after, from_ns, PAGE_TIMEOUT_S, incarnation=incarnation, mark=mark
         )
 
-    async def describe(
-        self, origin: int, incarnation: int, link: str, known: Mapping[int, int], mark: Mark | None = None
-    ) -> LogPage:
+    async def describe(self, origin: int, incarnation: int, link: str, known: Mapping[int, int]) -> LogPage:
         """Request a page without events: how far a log reaches, and what it shares with `known` incarnations."""
         request = self._request_over(link, origin)
         return await request_page(
@@ -449,7 +447,6 @@ class Network:
             known=known,
             probe=True,
             copies=self.inbox.copies_of(origin, incarnation),
-            mark=mark,
         )
 
     def _request_over(self, link: str, origin: int) -> Request:

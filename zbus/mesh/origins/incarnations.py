@@ -8,9 +8,9 @@ copied, they have different digests at the same offset.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from zbus.ports.lineage import Branch, Mark, digest_number
+from zbus.ports.lineage import Branch
 from zbus.util.memo import Memo
 
 LOGS_MAX = 10_000
@@ -32,9 +32,7 @@ class _Seen:
 
 
 class Incarnations:
-    """The incarnations of all logs. Lives on the loop.
-
-    `report(origin, one, other, marks)` is called once for two copies, with their marks if they share an incarnation.
+    """The incarnations of all logs. Lives on the loop. `report(origin, one, other)` is called once for two copies.
 
     >>> found = []
     >>> logs = Incarnations(lambda: 0.0, lambda *copies: found.append(copies))
@@ -46,7 +44,7 @@ class Incarnations:
     (9, 7)
     """
 
-    def __init__(self, monotonic: Callable[[], float], report: Callable[[int, int, int, Sequence[Mark]], None]) -> None:
+    def __init__(self, monotonic: Callable[[], float], report: Callable[[int, int, int], None]) -> None:
         self._monotonic, self._report = monotonic, report
         self._logs = Memo[int, Memo[int, _Seen]](LOGS_MAX, lambda _: Memo[int, _Seen](BRANCHES_MAX))
         self._reported = Memo[int, dict[tuple[int, int], None]](LOGS_MAX)  # pairs of copies, by log
@@ -86,9 +84,8 @@ class Incarnations:
         if this is None:
             return
         if digest:
-            if (other_digest := this.digests.get(head, digest)) != digest:
-                marks = [Mark(branch.id, head, digest_number(each)) for each in (other_digest, digest)]
-                self._found(origin, branch.id, branch.id, marks)
+            if this.digests.get(head, digest) != digest:
+                self._found(origin, branch.id, branch.id)
             this.digests[head] = digest
         this.beacon_at = now = self._monotonic()
         for other in seen.values():
@@ -113,9 +110,9 @@ class Incarnations:
         pairs = [pair for pair in self._reported.get(origin, ()) if incarnation in pair]
         return tuple({each: None for pair in pairs for each in pair if each != incarnation})
 
-    def _found(self, origin: int, one: int, other: int, marks: Sequence[Mark] = ()) -> None:
+    def _found(self, origin: int, one: int, other: int) -> None:
         reported = self._reported.setdefault(origin, {})
         pair = (min(one, other), max(one, other))
         if pair not in reported and len(reported) < BRANCHES_MAX:
             reported[pair] = None
-            self._report(origin, one, other, marks)
+            self._report(origin, one, other)
